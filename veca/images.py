@@ -1,0 +1,219 @@
+"""From whatever a user has (path, bytes, PIL image, array) to the tensor the model expects.
+
+    x = veca.preprocess("photo.jpg", size=512)      # 1×3×H×W, shorter side 512, both sides multiples of the patch
+
+What is decided here, so that every command sees the same picture:
+- EXIF rotation is applied. Of an animation or a multi-page file the first frame is taken.
+- Transparency is laid on white. Colour profiles are ignored. CMYK becomes RGB by Pillow's plain formula.
+- 16-bit values 0…65535 are scaled to 0…255 (divided by 257, rounded); floats must lie in 0…1 and are scaled by 255.
+- An image with more than `max_pixels` pixels is refused from its header, before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image
+
+from veca.errors import InputError
+
+MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in 0…1
+STD = (0.229, 0.224, 0.225)
+MAX_PIXELS = 2**28  # 16384 × 16384, 0.8 GB as decoded RGB; every function here takes another limit (None: no limit)
+
+# Pillow reads more, but some of those start other programs (EPS) or hide a second image in the first (ICO, ICNS).
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = (
+    *(".avif", ".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".jpx", ".mpo"),
+    *(".png", ".apng", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp"),
+)
+
+Source = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, Image.Image, "np.ndarray[Any, Any]"]
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_limit_lock = threading.Lock()
+
+
+def preprocess(
+    source: Source, size: int = 512, patch_size: int = 16, max_pixels: int | None = MAX_PIXELS
+) -> torch.Tensor:  # 1×3×H×W float32
+    """What the model expects of any image: see the top of this file; `size` is the shorter side in pixels.
+
+    The aspect ratio is kept up to rounding each side to whole patches, at least one (`grid_size` tells the grid).
+    Resampling is bicubic with antialiasing, straight to the final size; then ImageNet's mean and std.
+    """
+    image = open_image(source, max_pixels)
+    h, w = grid_size(image.width, image.height, size, patch_size)
+    height, width = h * patch_size, w * patch_size
+    if max_pixels is not None and height * width > max_pixels:  # a 1×10000 strip would be blown up to gigabytes
+        raise InputError(
+            f"{_name(source)}: {image.width}×{image.height} resized to {width}×{height} is over the limit of "
+            f"{max_pixels} pixels; crop it, or use a smaller size"
+        )
+    return to_tensor(image.resize((width, height), Image.Resampling.BICUBIC)).unsqueeze(0)
+
+
+def grid_size(width: int, height: int, size: int = 512, patch_size: int = 16) -> tuple[int, int]:
+    """The grid (h, w) that `preprocess` gives an upright image of this size: known before anything is decoded."""
+    if size < 1 or patch_size < 1:
+        raise InputError(f"size and patch_size must be at least 1 pixel, not {size} and {patch_size}")
+    unit = min(width, height) * patch_size
+
+    def patches(side: int) -> int:  # side · size / (short · patch), rounded half up in whole numbers
+        return max(1, (2 * side * size + unit) // (2 * unit))
+
+    return patches(height), patches(width)
+
+
+def resize_short_side(image: Image.Image, size: int) -> Image.Image:
+    """The shorter side becomes `size`, the other keeps the aspect ratio; bicubic with antialiasing."""
+    short = min(image.size)
+    width, height = ((2 * side * size + short) // (2 * short) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:  # 3×H×W float32
+    """An 8-bit RGB image in ImageNet's normalisation."""
+    if image.mode != "RGB":
+        image = open_image(image, max_pixels=None)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+    return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+
+
+def open_image(source: Source, max_pixels: int | None = MAX_PIXELS) -> Image.Image:
+    """A new, upright, 8-bit RGB image; anything that is not one gets an `InputError` naming it."""
+    if isinstance(source, np.ndarray):
+        return _from_array(source)
+    if isinstance(source, Image.Image):
+        return _decode(source, _name(source), max_pixels)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _read(io.BytesIO(source), _name(source), max_pixels)
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        try:
+            with open(path, "rb") as file:
+                return _read(file, str(path), max_pixels)
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except IsADirectoryError:
+            raise InputError(f"{path}: is a folder, not an image") from None
+        except OSError as error:
+            raise InputError(f"{path}: {_line(error)}") from None
+    raise InputError(f"an image must be a path, bytes, PIL image or numpy array, not {type(source).__name__}")
+
+
+def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """(width, height) as stored in the header, not turned; nothing is decoded and no limit applies."""
+    with open(path, "rb") as file:
+        return _open(file, str(path)).size
+
+
+def _read(file: Any, name: str, max_pixels: int | None) -> Image.Image:
+    return _decode(_open(file, name), name, max_pixels)
+
+
+def _open(file: Any, name: str) -> Image.Image:
+    try:
+        with _no_pillow_limit():
+            return Image.open(file, formats=FORMATS)
+    except Image.UnidentifiedImageError:
+        raise InputError(f"{name}: not an image this can read ({', '.join(FORMATS)})") from None
+    except Exception as error:  # noqa: BLE001  (hostile bytes: OSError, SyntaxError, struct.error, IndexError, …)
+        raise InputError(f"{name}: damaged image ({_line(error)})") from None
+
+
+def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Image:
+    if max_pixels is not None and image.width * image.height > max_pixels:
+        raise InputError(
+            f"{name}: {image.width}×{image.height} is over the limit of {max_pixels} pixels; "
+            f"if you trust it, raise max_pixels"
+        )
+    try:
+        image.load()
+    except Exception as error:  # noqa: BLE001  (the same)
+        raise InputError(f"{name}: damaged or truncated image ({_line(error)})") from None
+    try:  # read after loading: Pillow turns TIFF by itself and then drops the tag
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # noqa: BLE001  (unreadable EXIF says nothing about the picture)
+        turn = None
+    image = _to_rgb(image, name)
+    return image if turn is None else image.transpose(turn)
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode == "I":  # older Pillow gives 16-bit PNG as I
+        values = np.asarray(image)
+        if image.mode == "I" and (values.min() < 0 or values.max() > 65535):
+            raise InputError(f"{name}: 32-bit integers have no agreed range; convert it to 8 or 16 bits")
+        return _from_array(values.astype(np.uint16), name)
+    if image.mode == "F":
+        return _from_array(np.asarray(image), name)
+    try:
+        if image.has_transparency_data:
+            layer = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+        return image.convert("RGB")
+    except ValueError as error:
+        raise InputError(f"{name}: cannot turn mode {image.mode} into RGB ({_line(error)})") from None
+
+
+def _from_array(array: np.ndarray[Any, Any], name: str = "array") -> Image.Image:
+    """H×W, H×W×1, H×W×3 or H×W×4 of bool, uint8, uint16 or floats in 0…1."""
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))) or array.size == 0:
+        raise InputError(f"{name}: an image array is H×W, H×W×3 or H×W×4, not {'×'.join(map(str, array.shape))}")
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * np.uint8(255)
+    elif array.dtype == np.uint16:
+        array = ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    elif np.issubdtype(array.dtype, np.floating):
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):  # also when one is not a number
+            raise InputError(f"{name}: floats must lie in 0 to 1, these go from {low:g} to {high:g}")
+        array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise InputError(f"{name}: image values must be uint8, uint16 or floats in 0 to 1, not {array.dtype}")
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), name)
+
+
+@contextmanager
+def _no_pillow_limit() -> Iterator[None]:
+    """Our limit replaces Pillow's while a header is read: theirs is global, and only warns up to twice its value."""
+    with _limit_lock:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _name(source: Source) -> str:
+    if isinstance(source, Image.Image):
+        return str(getattr(source, "filename", "") or "PIL image")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return "image bytes"
+    return "array" if isinstance(source, np.ndarray) else str(source)
+
+
+def _line(error: BaseException) -> str:
+    """An exception in one line; a library's message may hold several, or none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
