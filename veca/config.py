@@ -1,0 +1,102 @@
+"""The network's shape: `VecaConfig`, and the five sizes by name (paper, Table 1; tiny is ours)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from veca.errors import InputError
+
+
+@dataclass(frozen=True)
+class VecaConfig:
+    """Everything that decides the names and shapes of the weights, and what the forward pass computes.
+
+    The defaults are the paper's network, size small. The options at the end let a student take the shape of a DINOv2
+    or DINOv3 block, so that it can start from a teacher's weights.
+    """
+
+    depth: int = 12
+    width: int = 384  # D
+    heads: int = 6  # H
+    mlp_ratio: float = 2.66667
+    patch_size: int = 16  # p
+    bank: int = 64  # M, the number of cores there are; how many are active is chosen at each call
+    out_width: int | None = None  # the teacher's width, where it differs from D
+    norm_eps: float = 1e-5
+    rope_zero_fraction: float = 0.125  # this share of the rotary periods is infinite: those channels do not turn
+    attention: Literal["core", "dense"] = "core"  # dense: the control arm, in which every token reads every token
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    positions: Literal["rope", "table"] = "rope"  # table: an additive table too, as in DINOv2
+    table_size: int = 37  # the table covers this many patches along each axis before it is resized to the grid
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "heads", "patch_size", "bank", "table_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"VecaConfig.{name} must be a whole number of at least 1, not {value!r}")
+        if self.out_width is not None and (not isinstance(self.out_width, int) or self.out_width < 1):
+            raise InputError(f"VecaConfig.out_width must be None or a whole number, not {self.out_width!r}")
+        if self.width % self.heads or self.head_width % 4:
+            raise InputError(
+                f"VecaConfig.width must be a multiple of 4 × heads (rotary positions turn pairs of channels along two "
+                f"axes); {self.width} and {self.heads} heads are not"
+            )
+        if not 0 < self.mlp_ratio <= 64:
+            raise InputError(f"VecaConfig.mlp_ratio must lie in (0, 64], not {self.mlp_ratio!r}")
+        if not 0 <= self.rope_zero_fraction <= 1:
+            raise InputError(f"VecaConfig.rope_zero_fraction must lie in [0, 1], not {self.rope_zero_fraction!r}")
+        for name, choices in (("attention", ("core", "dense")), ("mlp", ("swiglu", "gelu"))):
+            if getattr(self, name) not in choices:
+                raise InputError(f"VecaConfig.{name} must be one of {choices}, not {getattr(self, name)!r}")
+        if self.positions not in ("rope", "table"):
+            raise InputError(f"VecaConfig.positions must be 'rope' or 'table', not {self.positions!r}")
+
+    @property
+    def head_width(self) -> int:  # d
+        return self.width // self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Width inside the MLP; SwiGLU's first projection is twice as wide."""
+        return int(self.width * self.mlp_ratio)
+
+    @property
+    def feature_width(self) -> int:  # D′
+        return self.out_width or self.width
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> VecaConfig:
+        """Read a dictionary such as config.json holds; unknown names are refused, missing ones get the default."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InputError(f"unknown settings in the model's config: {', '.join(unknown)}; known: {sorted(known)}")
+        return cls(**values)
+
+
+MODELS: dict[str, VecaConfig] = {
+    "veca_tiny": VecaConfig(width=192, heads=3),
+    "veca_small": VecaConfig(width=384, heads=6),
+    "veca_small_plus": VecaConfig(width=384, heads=6, mlp_ratio=4.0),
+    "veca_base": VecaConfig(width=768, heads=12),
+    "veca_large": VecaConfig(depth=24, width=1024, heads=16),
+}
+
+
+def list_models() -> list[str]:
+    """The names that `create_model` takes."""
+    return list(MODELS)
+
+
+def model_config(name: str, **overrides: Any) -> VecaConfig:
+    """The configuration of a named size, with some settings replaced."""
+    if name not in MODELS:
+        raise InputError(f"no model is called {name!r}; there are {', '.join(MODELS)}")
+    unknown = sorted(set(overrides) - {field.name for field in fields(VecaConfig)})
+    if unknown:
+        raise InputError(f"VecaConfig has no setting {', '.join(unknown)}")
+    return replace(MODELS[name], **overrides)

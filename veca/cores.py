@@ -1,0 +1,48 @@
+"""The ordered bank of core tokens and where they sit on the image (paper, section 3.2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CoreBank(nn.Module):
+    """`M` learned tokens in order of importance, and the coordinates that move as the layers read the image.
+
+    The bank is one parameter and a budget is a prefix of it, so the cores beyond the budget get a gradient of zero
+    rather than none: distributed training then needs no search for unused parameters.
+    """
+
+    def __init__(self, size: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(size, width) / width**0.5)  # M×D
+        self.states = nn.Parameter(torch.atanh(spread_points(size)))  # M×2, unconstrained; the position is its tanh
+        self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(depth - 1))
+        self.alpha = nn.Parameter(torch.full((depth - 1,), 0.01))
+
+    def start(self, cores: int, batch: int) -> tuple[Tensor, Tensor]:
+        """The first `cores` tokens (B×C×D) and their states (B×C×2, float32)."""
+        tokens = self.tokens[:cores].expand(batch, -1, -1)
+        return tokens, self.states[:cores].float().expand(batch, -1, -1)
+
+    def move(self, state: Tensor, tokens: Tensor, layer: int) -> Tensor:
+        """The states (B×C×2) before block `layer` ≥ 1, from the core tokens (B×C×D) that reach it."""
+        head = self.heads[layer - 1]
+        assert isinstance(head, nn.Linear)
+        with torch.autocast(state.device.type, enabled=False):  # positions stay float32
+            shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
+        return state + self.alpha[layer - 1].float() * shift
+
+
+def spread_points(count: int, candidates: int = 1000, limit: float = 0.95) -> Tensor:
+    """`count` points of [−limit, limit]², each the farthest from those before it, the first nearest the origin.
+
+    The order matters: every prefix of the bank then covers the whole image.
+    """
+    points = (torch.rand(max(candidates, count), 2, device="cpu") * 2 - 1) * limit  # on the CPU even under `torch.device`
+    chosen = [int(points.square().sum(-1).argmin())]
+    distance = torch.full((len(points),), torch.inf, device="cpu")
+    for _ in range(count - 1):
+        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(-1))
+        chosen.append(int(distance.argmax()))
+    return points[chosen]

@@ -1,0 +1,285 @@
+"""Veca: the forward pass, top to bottom (paper, section 3; DESIGN section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from veca.attention import Attention, AttentionMaps
+from veca.config import VecaConfig, model_config
+from veca.cores import CoreBank
+from veca.errors import InputError
+from veca.rope import Rotation, join, patch_rotation, rotation
+
+
+class VecaOutput(NamedTuple):
+    """What the model says of a batch of images; D′ is the teacher's width where it differs from D."""
+
+    cls: Tensor  # B×D′, the global feature: the first core
+    patches: Tensor  # B×N×D′, the dense feature, row by row
+    cores: Tensor  # B×C×D′
+    coords: Tensor  # B×C×2, where the cores sit after the last layer: (x, y) in [−1, 1]
+    grid: tuple[int, int]  # (h, w), h·w = N
+    attention: list[AttentionMaps] | None = None  # one per layer, on request
+
+
+class Layers(NamedTuple):
+    """What happens on the way: the raw tokens after each block, before the final norm."""
+
+    tokens: list[Tensor]  # B×(C+N)×D, cores first
+    coords: list[Tensor]  # B×C×2, where the cores sat in each block
+    attention: list[AttentionMaps]
+    grid: tuple[int, int]
+
+
+class Veca(nn.Module):
+    """A vision backbone whose patches talk only through a few cores.
+
+    >>> model = veca.create_model("veca_small").eval()
+    >>> out = model(images, cores=16)  # B×3×H×W, ImageNet-normalised; H and W multiples of the patch size
+    """
+
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.default_cores = config.bank  # what `cores=None` means
+        self.card: dict[str, Any] = {}  # where the weights came from, for `veca info`
+        self.patch_embed = PatchEmbed(config)
+        if config.positions == "table":
+            self.table = nn.Parameter(torch.empty(config.table_size, config.table_size, config.width))
+        self.bank = CoreBank(config.bank, config.width, config.depth)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.project = nn.Linear(config.width, config.feature_width) if config.out_width else nn.Identity()
+        self.grad_checkpointing = False
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal weights, zero biases. The bank and the norms initialise themselves."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+        if self.config.positions == "table":
+            nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, images: Tensor, cores: int | None = None, return_attention: bool = False) -> VecaOutput:
+        """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None: all)."""
+        layers = self.forward_layers(images, cores, return_attention=return_attention, last_only=True)
+        tokens = self.project(self.norm(layers.tokens[-1]))
+        budget = layers.coords[-1].shape[1]
+        return VecaOutput(
+            cls=tokens[:, 0],
+            patches=tokens[:, budget:],
+            cores=tokens[:, :budget],
+            coords=layers.coords[-1],
+            grid=layers.grid,
+            attention=layers.attention if return_attention else None,
+        )
+
+    def forward_layers(
+        self,
+        images: Tensor,  # B×3×H×W
+        cores: int | None = None,
+        *,
+        forced_patches: Sequence[Tensor] | None = None,  # per block, B×N×D
+        return_attention: bool = False,
+        last_only: bool = False,
+    ) -> Layers:
+        """Run the blocks and keep what comes out of each (or of the last only).
+
+        `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
+        the first phase of conversion feeds it the teacher's patches (DESIGN section 3).
+        """
+        budget = self.check(images, cores)
+        patches, grid = self.embed(images)
+        tokens, state = self.bank.start(budget, images.shape[0])
+        x = torch.cat((tokens.to(patches.dtype), patches), dim=1)  # B×(C+N)×D
+        by_patch = self.patch_rotation(grid, x.device)
+        kept, coords, attention = [], [], []
+        for index, block in enumerate(self.blocks):
+            if forced_patches is not None:
+                x = torch.cat((x[:, :budget], forced_patches[index].to(x.dtype)), dim=1)
+            if index > 0:
+                state = self.bank.move(state, x[:, :budget], index)
+            position = state.tanh()
+            by = join(self.rotation(position), by_patch)
+            if return_attention:
+                attention.append(block.attn.maps(block.norm_attn(x), budget, by))
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, budget, by, use_reentrant=False)
+            else:
+                x = block(x, budget, by)
+            if last_only:
+                kept, coords = [x], [position]
+            else:
+                kept.append(x)
+                coords.append(position)
+        return Layers(kept, coords, attention, grid)
+
+    def check(self, images: Tensor, cores: int | None) -> int:
+        """The budget of this call; a ValueError says what was given and what is allowed."""
+        patch = self.config.patch_size
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise InputError(f"images must be B×3×H×W, not {'×'.join(map(str, images.shape)) or 'a scalar'}")
+        height, width = images.shape[-2:]
+        if height < patch or width < patch or height % patch or width % patch:
+            raise InputError(
+                f"the height and width of images must be multiples of the patch size {patch}, not {height}×{width}"
+            )
+        if not images.is_floating_point():
+            raise InputError(f"images must be floating point, normalised as veca.preprocess does, not {images.dtype}")
+        budget = self.default_cores if cores is None else cores
+        if isinstance(budget, bool) or not isinstance(budget, (int, torch.SymInt)):
+            raise InputError(f"cores must be a whole number from 1 to {self.config.bank}, or None for all, not {cores!r}")
+        if not 1 <= budget <= self.config.bank:
+            raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
+        return budget
+
+    def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Patch tokens (B×N×D), with their table entries where the model has a table, and their grid."""
+        image_map = self.patch_embed(images)  # B×D×h×w
+        grid = (image_map.shape[-2], image_map.shape[-1])
+        patches = image_map.flatten(2).transpose(1, 2)
+        if self.config.positions == "table":
+            patches = patches + self.resized_table(grid).to(patches.dtype)
+        return patches, grid
+
+    def resized_table(self, grid: tuple[int, int]) -> Tensor:
+        """The additive table at a grid's size: N×D, bicubic as DINOv2 does it."""
+        table = self.table.permute(2, 0, 1)[None].float()
+        if grid != (self.config.table_size, self.config.table_size):
+            table = nn.functional.interpolate(table, size=grid, mode="bicubic", align_corners=False)
+        return table[0].flatten(1).transpose(0, 1)
+
+    def rotation(self, coords: Tensor) -> Rotation:
+        return rotation(coords, self.config.head_width, self.config.rope_zero_fraction)
+
+    def patch_rotation(self, grid: tuple[int, int], device: torch.device) -> Rotation:
+        config = self.config
+        return patch_rotation(*grid, config.head_width, config.rope_zero_fraction, device, self.training)
+
+    # The DINO family's names, so that a user of DINOv2 or DINOv3 swaps one line.
+
+    def forward_features(self, x: Tensor, cores: int | None = None) -> dict[str, Tensor | None]:
+        layers = self.forward_layers(x, cores, last_only=True)
+        tokens = self.project(self.norm(layers.tokens[-1]))
+        budget = layers.coords[-1].shape[1]
+        return {
+            "x_norm_clstoken": tokens[:, 0],
+            "x_storage_tokens": tokens[:, 1:budget],  # the other cores
+            "x_norm_patchtokens": tokens[:, budget:],
+            "x_prenorm": layers.tokens[-1],
+            "masks": None,
+        }
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        *,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: bool = False,
+        return_extra_tokens: bool = False,
+        norm: bool = True,
+        cores: int | None = None,
+    ) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """Patches after the last `n` blocks, or after the blocks listed (from 0), as DINOv3 returns them.
+
+        These keep the width D: the output projection belongs to the last layer only.
+        """
+        wanted = range(self.depth - n, self.depth) if isinstance(n, int) else n
+        if any(not 0 <= index < self.depth for index in wanted):
+            raise InputError(f"layers must lie between 0 and {self.depth - 1} (n at most {self.depth}), not {n!r}")
+        layers = self.forward_layers(x, cores)
+        budget = layers.coords[0].shape[1]
+        outputs: list[Tensor | tuple[Tensor, ...]] = []
+        for index in wanted:
+            tokens = self.norm(layers.tokens[index]) if norm else layers.tokens[index]
+            patches = tokens[:, budget:]
+            if reshape:
+                patches = patches.transpose(1, 2).unflatten(-1, layers.grid).contiguous()
+            extras = ((tokens[:, 0],) if return_class_token else ()) + (
+                (tokens[:, 1:budget],) if return_extra_tokens else ()
+            )
+            outputs.append((patches, *extras) if extras else patches)
+        return tuple(outputs)
+
+    @property
+    def embed_dim(self) -> int:
+        return self.config.width
+
+    @property
+    def num_features(self) -> int:
+        return self.config.feature_width
+
+    @property
+    def patch_size(self) -> int:
+        return self.config.patch_size
+
+    @property
+    def depth(self) -> int:
+        return self.config.depth
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return self.default_cores
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep only each block's input while training and compute the rest again in the backward pass."""
+        self.grad_checkpointing = enable
+
+    def save(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`, whole or not at all."""
+        from veca.weights import save
+
+        save(self, folder)
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, config.width, kernel_size=config.patch_size, stride=config.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:  # B×3×H×W → B×D×h×w
+        out: Tensor = self.proj(images)
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each on normalised tokens and added to the stream."""
+
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__()
+        self.gated = config.mlp == "swiglu"
+        self.norm_attn = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.norm_mlp = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.fc1 = nn.Linear(config.width, config.hidden_width * (2 if self.gated else 1))
+        self.fc2 = nn.Linear(config.hidden_width, config.width)
+
+    def forward(self, x: Tensor, cores: int, by: Rotation) -> Tensor:  # B×(C+N)×D
+        x = x + self.attn(self.norm_attn(x), cores, by)
+        out: Tensor = x + self.mlp(self.norm_mlp(x))
+        return out
+
+    def mlp(self, x: Tensor) -> Tensor:
+        hidden = self.fc1(x)
+        if self.gated:
+            u, v = hidden.chunk(2, dim=-1)
+            hidden = nn.functional.silu(u) * v
+        else:
+            hidden = nn.functional.gelu(hidden)
+        out: Tensor = self.fc2(hidden)
+        return out
+
+
+def create_model(name: str, **overrides: Any) -> Veca:
+    """A model of a named size with fresh weights; `overrides` are settings of `VecaConfig`."""
+    return Veca(model_config(name, **overrides))

@@ -1,0 +1,82 @@
+"""Rotary positions over continuous 2-D coordinates (paper, section 3.3; DESIGN section 2).
+
+Everything here is float32, whatever the model's precision: a coordinate in bfloat16 is off by a patch at 2048².
+Coordinates are (x, y) in [−1, 1].
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the angle by which each pair of channels turns; …×1×T×d/2, the 1 standing for the heads."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def frequencies(head_width: int, zero_fraction: float, device: torch.device | None = None) -> Tensor:
+    """2π/period of the d/4 pairs of one axis; 0 for the last ones, whose period is infinite."""
+    count = head_width // 4
+    still = round(zero_fraction * count)
+    values = [2 * math.pi / 100 ** (2 * i / (head_width / 2)) for i in range(count - still)] + [0.0] * still
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def rotation(coords: Tensor, head_width: int, zero_fraction: float) -> Rotation:
+    """The rotation of tokens at `coords` (…×T×2): the first half of a head turns with x, the second with y."""
+    angles = coords.float().unsqueeze(-1) * frequencies(head_width, zero_fraction, coords.device)  # …×T×2×d/4
+    angles = angles.flatten(-2).unsqueeze(-3)  # …×1×T×d/2
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Turn the pairs of neighbouring channels (0,1), (2,3), … of x (B×H×T×d) in float32."""
+    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # B×H×T×d/2 each
+    turned = torch.stack((first * by.cos - second * by.sin, first * by.sin + second * by.cos), -1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def join(first: Rotation, second: Rotation) -> Rotation:
+    """The rotation of two runs of tokens, one after the other; either may be shared by the batch."""
+    batch = max(first.cos.shape[0], second.cos.shape[0])
+    pairs = ((a.expand(batch, -1, -1, -1), b.expand(batch, -1, -1, -1)) for a, b in zip(first, second, strict=True))
+    return Rotation(*(torch.cat(pair, dim=-2) for pair in pairs))
+
+
+def patch_coords(height: int, width: int, device: torch.device | None = None) -> Tensor:
+    """Centres of the patches of an h×w grid, row by row: N×2."""
+    x = (torch.arange(width, dtype=torch.float32, device=device) + 0.5) / width * 2 - 1
+    y = (torch.arange(height, dtype=torch.float32, device=device) + 0.5) / height * 2 - 1
+    return torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=-1)
+
+
+def jitter(coords: Tensor) -> Tensor:
+    """Training only: one shift per axis in ±0.08, then one log-uniform scale in [1/2, 2], for the whole batch."""
+    draw = torch.rand(3, device=coords.device)
+    return (coords + (draw[:2] * 2 - 1) * 0.08) * torch.exp2(draw[2] * 2 - 1)
+
+
+def patch_rotation(
+    height: int, width: int, head_width: int, zero_fraction: float, device: torch.device, training: bool
+) -> Rotation:
+    """The rotation of a whole grid (1×1×N×d/2): remembered per grid in inference, drawn anew in training."""
+    if training:
+        return rotation(jitter(patch_coords(height, width, device))[None], head_width, zero_fraction)
+    if torch.compiler.is_compiling():  # a traced graph must not hold on to a tensor from outside it
+        return rotation(patch_coords(height, width, device)[None], head_width, zero_fraction)
+    return _remembered_rotation(height, width, head_width, zero_fraction, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _remembered_rotation(
+    height: int, width: int, head_width: int, zero_fraction: float, device: torch.device
+) -> Rotation:
+    with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used in training later
+        return rotation(patch_coords(height, width, device)[None], head_width, zero_fraction)

@@ -1,0 +1,221 @@
+"""Save, load and import weights. Nothing in a file can run code, and a damaged file is named before it is used.
+
+A model folder holds `model.safetensors` and `config.json`. The safetensors file alone is enough: its metadata repeats
+the configuration and carries a checksum per tensor, so the two files can never disagree after a crash between them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from veca.config import VecaConfig
+from veca.errors import InputError
+from veca.files import whole_file, write_json
+from veca.model import Veca
+from veca.official import config_of_official, is_official, tensors_of_official
+
+BUNDLED = Path(__file__).parent / "bundled"  # one model folder per name that `veca.load` knows without a path
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def bundled_models() -> list[str]:
+    """The names of trained weights that come with the package."""
+    return sorted(path.parent.name for path in BUNDLED.glob(f"*/{WEIGHTS}"))
+
+
+def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    """Write a model folder, each file whole or not at all; `dtype` converts the weights on the way."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot save a model to {folder}: it is a file, not a folder")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if dtype is not None:
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    about = {"format": 1, "config": model.config.to_dict(), "card": model.card}
+    checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+    with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
+        save_file(tensors, temporary, metadata={"veca": json.dumps({**about, "crc32": checksums}), "format": "pt"})
+    write_json(folder / CONFIG, {"model_type": "veca", **model.config.to_dict(), "card": model.card})
+
+
+def load(
+    source: str | Path,
+    cores: int | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Veca:
+    """A model ready for inference (its parameters stay trainable).
+
+    `source` is a bundled name, a folder that `model.save` wrote, a `.safetensors` file, a checkpoint of the paper's
+    authors (`.pt`), or a hub id. `cores` is the budget that `cores=None` will mean in each call.
+    """
+    path = find(source)
+    tensors, config, card = read_checkpoint(path) if path.suffix in (".pt", ".pth") else read_safetensors(path)
+    model = build(config, tensors, path, device, dtype)
+    model.card = {**card, "source": str(source)}
+    if cores is not None:
+        if isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= config.bank:
+            raise InputError(f"cores must be a whole number from 1 to {config.bank} (this model's bank), not {cores!r}")
+        model.default_cores = cores
+    return model.eval()
+
+
+def build(
+    config: VecaConfig, tensors: dict[str, Tensor], path: Path, device: str | torch.device, dtype: torch.dtype
+) -> Veca:
+    """A model with these tensors in place of fresh ones; what does not fit is named."""
+    with torch.device("meta"):  # no time is spent on random weights that would be overwritten
+        model = Veca(config)
+    expected = model.state_dict()
+    for problem, names in (("lacks", expected.keys() - tensors.keys()), ("has no place for", tensors.keys() - expected)):
+        if names:
+            listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            whose = f"{path} lacks" if problem == "lacks" else "the model has no place for"
+            raise InputError(f"{whose} {listed}: the weights do not belong to this configuration")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            given, wanted = ("×".join(map(str, shape)) for shape in (tensor.shape, expected[name].shape))
+            raise InputError(f"{path}: tensor {name} is {given}, but this configuration needs {wanted}")
+        if not tensor.is_floating_point():
+            raise InputError(f"{path}: tensor {name} is {tensor.dtype}, not floating point")
+    # A copy: tensors of a memory-mapped file would change with the file.
+    model.load_state_dict({name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}, assign=True)
+    return model
+
+
+def find(source: str | Path) -> Path:
+    """The file of weights that `source` names."""
+    name = str(source)
+    if name in bundled_models():
+        return BUNDLED / name / WEIGHTS
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if (path / WEIGHTS).is_file():
+            return path / WEIGHTS
+        raise InputError(f"the folder {path} holds no {WEIGHTS}: it was not written by model.save")
+    if path.is_file():
+        if path.suffix in (".safetensors", ".pt", ".pth"):
+            return path
+        raise InputError(f"{path} is not a model: weights are a folder, a .safetensors or a .pt file")
+    if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return fetch(name)
+    known = ", ".join(bundled_models()) or "none in this build"
+    raise InputError(f"no model at {name!r}: not a bundled name ({known}), a folder, a .safetensors, a .pt or a hub id")
+
+
+def fetch(repository: str) -> Path:
+    """Weights from the hub, or from its local cache when they are there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, WEIGHTS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"no local file {repository!r}, and the hub did not give its {WEIGHTS} ({type(error).__name__}: {reason})"
+        ) from error
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str, Any]]:
+    """Tensors, configuration and card of a safetensors file, checksums verified."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("veca", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dictionary
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path} is not a readable safetensors file: {one_line(error)}") from error
+    if not isinstance(about, dict):
+        raise InputError(f"{path}: its metadata is damaged (not a table of settings)")
+    for name, expected in (about.get("crc32") or {}).items():
+        if name in tensors and checksum(tensors[name]) != expected:
+            raise InputError(f"{path} is damaged: the content of tensor {name} does not match its checksum")
+    if "config" in about:
+        return tensors, VecaConfig.from_dict(about["config"]), about.get("card") or {}
+    if is_official(tensors):
+        return tensors_of_official(tensors), config_of_official(tensors, None), {"origin": "the authors' checkpoint"}
+    return tensors, *read_config(path.with_name(CONFIG))
+
+
+def read_config(path: Path) -> tuple[VecaConfig, dict[str, Any]]:
+    """Configuration and card from a config.json; other libraries may have added settings of their own."""
+    if not path.is_file():
+        raise InputError(f"{path.parent} has weights but no {CONFIG}, so their configuration is unknown")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is not readable JSON: {one_line(error)}") from error
+    if not isinstance(values, dict) or values.get("model_type") != "veca":
+        kind = values.get("model_type") if isinstance(values, dict) else type(values).__name__
+        raise InputError(f"{path} does not describe a VECA model (its model_type is {kind!r})")
+    own = {name: value for name, value in values.items() if name in VecaConfig.__dataclass_fields__}
+    return VecaConfig.from_dict(own), values.get("card") or {}
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str, Any]]:
+    """Tensors and configuration of an authors' checkpoint, renamed to ours; no code in it is run."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if (damaged := archive.testzip()) is not None:
+                    raise InputError(f"{path} is damaged: the content of its record {damaged} does not match its checksum")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
+    except Exception as error:  # torch.load raises many kinds; the first line says what it refused
+        raise InputError(f"{path} cannot be read as weights: {one_line(error)}") from error
+    if not isinstance(checkpoint, dict):
+        raise InputError(f"{path} holds a {type(checkpoint).__name__}, not a dictionary of tensors")
+    tensors = next((checkpoint[key] for key in ("student", "model", "state_dict") if key in checkpoint), checkpoint)
+    tensors = {
+        re.sub(r"^(module\.|student\.|_orig_mod\.)+", "", str(name)): tensor
+        for name, tensor in (tensors.items() if isinstance(tensors, dict) else ())
+        if isinstance(tensor, Tensor)
+    }
+    if not is_official(tensors):
+        raise InputError(f"{path} is not a VECA checkpoint: it has no patch_embed.proj.weight and query_token_chunks.0")
+    config = config_of_official(tensors, checkpoint.get("config"))
+    return tensors_of_official(tensors), config, {"origin": f"the authors' checkpoint {path.name}"}
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a tensor's bytes."""
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+@dataclass
+class Import:
+    """Turn a checkpoint of the paper's authors into a model folder that veca.load and transformers read.
+
+    Example: veca import veca_base_q64.pt models/veca-base
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    """the authors' .pt file"""
+    out: tyro.conf.Positional[Path]
+    """the folder to write"""
+
+
+def main_import(arguments: list[str]) -> None:
+    settings = tyro.cli(Import, args=arguments, prog="veca import")
+    model = load(settings.checkpoint)
+    model.save(settings.out)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{settings.out}: {parameters:,} parameters, {model.config.depth} layers of {model.config.width}")
