@@ -21,7 +21,7 @@ from typing import Any, Union
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from veca.errors import InputError
 
@@ -30,7 +30,10 @@ STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 2**28  # 16384 × 16384, 0.8 GB as decoded RGB; every function here takes another limit (None: no limit)
 
 # Pillow reads more, but some of those start other programs (EPS) or hide a second image in the first (ICO, ICNS).
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+Image.init()
+FORMATS = tuple(
+    name for name in ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP") if name in Image.OPEN
+)
 SUFFIXES = (
     *(".avif", ".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".jpx", ".mpo"),
     *(".png", ".apng", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp"),
@@ -58,15 +61,26 @@ def preprocess(
     The aspect ratio is kept up to rounding each side to whole patches, at least one (`grid_size` tells the grid).
     Resampling is bicubic with antialiasing, straight to the final size; then ImageNet's mean and std.
     """
-    image = open_image(source, max_pixels)
+    image = resize_to_patches(open_image(source, max_pixels), size, patch_size, max_pixels, _name(source))
+    return to_tensor(image).unsqueeze(0)
+
+
+def resize_to_patches(
+    image: Image.Image,
+    size: int = 512,
+    patch_size: int = 16,
+    max_pixels: int | None = MAX_PIXELS,
+    name: str = "image",
+) -> Image.Image:
+    """The picture that `preprocess` normalises: the shorter side about `size`, both sides whole patches."""
     h, w = grid_size(image.width, image.height, size, patch_size)
     height, width = h * patch_size, w * patch_size
     if max_pixels is not None and height * width > max_pixels:  # a 1×10000 strip would be blown up to gigabytes
         raise InputError(
-            f"{_name(source)}: {image.width}×{image.height} resized to {width}×{height} is over the limit of "
-            f"{max_pixels} pixels; crop it, or use a smaller size"
+            f"{name}: {image.width}×{image.height} resized to {width}×{height} is over the limit of {max_pixels} "
+            f"pixels; crop it, or use a smaller size"
         )
-    return to_tensor(image.resize((width, height), Image.Resampling.BICUBIC)).unsqueeze(0)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def grid_size(width: int, height: int, size: int = 512, patch_size: int = 16) -> tuple[int, int]:
@@ -132,9 +146,9 @@ def _open(file: Any, name: str) -> Image.Image:
     try:
         with _no_pillow_limit():
             return Image.open(file, formats=FORMATS)
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise InputError(f"{name}: not an image this can read ({', '.join(FORMATS)})") from None
-    except Exception as error:  # noqa: BLE001  (hostile bytes: OSError, SyntaxError, struct.error, IndexError, …)
+    except Exception as error:  # hostile bytes: OSError, SyntaxError, struct.error, IndexError, …
         raise InputError(f"{name}: damaged image ({_line(error)})") from None
 
 
@@ -146,11 +160,11 @@ def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Imag
         )
     try:
         image.load()
-    except Exception as error:  # noqa: BLE001  (the same)
+    except Exception as error:  # the same
         raise InputError(f"{name}: damaged or truncated image ({_line(error)})") from None
     try:  # read after loading: Pillow turns TIFF by itself and then drops the tag
         turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # noqa: BLE001  (unreadable EXIF says nothing about the picture)
+    except Exception:  # unreadable EXIF says nothing about the picture
         turn = None
     image = _to_rgb(image, name)
     return image if turn is None else image.transpose(turn)
