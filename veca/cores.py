@@ -16,7 +16,8 @@ class CoreBank(nn.Module):
     def __init__(self, size: int, width: int, depth: int) -> None:
         super().__init__()
         self.tokens = nn.Parameter(torch.randn(size, width) / width**0.5)  # M×D
-        self.states = nn.Parameter(torch.atanh(spread_points(size)))  # M×2, unconstrained; the position is its tanh
+        states = torch.empty(size, 2).copy_(torch.atanh(spread_points(size)))
+        self.states = nn.Parameter(states)  # M×2, unconstrained; the position is its tanh
         self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(depth - 1))
         self.alpha = nn.Parameter(torch.full((depth - 1,), 0.01))
 
@@ -29,7 +30,8 @@ class CoreBank(nn.Module):
         """The states (B×C×2) before block `layer` ≥ 1, from the core tokens (B×C×D) that reach it."""
         head = self.heads[layer - 1]
         assert isinstance(head, nn.Linear)
-        with torch.autocast(state.device.type, enabled=False):  # positions stay float32
+        device = "cpu" if state.is_meta else state.device.type  # autocast does not know the meta device
+        with torch.autocast(device, enabled=False):  # positions stay float32
             shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
         return state + self.alpha[layer - 1].float() * shift
 

@@ -6,6 +6,7 @@ the configuration and carries a checksum per tensor, so the two files can never 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import zipfile
@@ -79,11 +80,10 @@ def build(
     with torch.device("meta"):  # no time is spent on random weights that would be overwritten
         model = Veca(config)
     expected = model.state_dict()
-    for problem, names in (("lacks", expected.keys() - tensors.keys()), ("has no place for", tensors.keys() - expected)):
+    for problem, names in (("lacks", expected.keys() - tensors.keys()), ("has too much:", tensors.keys() - expected)):
         if names:
             listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            whose = f"{path} lacks" if problem == "lacks" else "the model has no place for"
-            raise InputError(f"{whose} {listed}: the weights do not belong to this configuration")
+            raise InputError(f"{path} {problem} {listed}; these weights do not belong to this configuration")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             given, wanted = ("×".join(map(str, shape)) for shape in (tensor.shape, expected[name].shape))
@@ -214,7 +214,7 @@ class Import:
 
 
 def main_import(arguments: list[str]) -> None:
-    settings = tyro.cli(Import, args=arguments, prog="veca import")
+    settings = tyro.cli(Import, args=arguments, prog="veca import", description=inspect.getdoc(Import))
     model = load(settings.checkpoint)
     model.save(settings.out)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,61 @@
+"""FLOPs of one image, by PyTorch's own counter on the meta device: no memory, no arithmetic, any resolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from veca.config import VecaConfig
+from veca.errors import require
+from veca.model import Veca
+
+
+def veca_flops(config: VecaConfig, size: int, cores: int) -> int:
+    """FLOPs of a forward pass over one size×size image; one multiply-add counts as two."""
+    with torch.device("meta"):
+        model = Veca(config).eval()
+    return _count(model, size, cores=cores)
+
+
+def closed_form_flops(config: VecaConfig, size: int, cores: int) -> int:
+    """The same number written out: linear layers over N+C tokens, and attention's 2NC + C² comparisons."""
+    width, hidden = config.width, config.hidden_width
+    patches = (size // config.patch_size) ** 2
+    tokens = patches + cores
+    comparisons = tokens**2 if config.attention == "dense" else 2 * patches * cores + cores**2
+    first = hidden * (2 if config.mlp == "swiglu" else 1)
+    block = 2 * tokens * width * (4 * width + first + hidden) + 4 * comparisons * width
+    embed = 2 * patches * 3 * config.patch_size**2 * width
+    heads = (config.depth - 1) * 2 * cores * width * 2
+    project = 2 * tokens * width * config.out_width if config.out_width else 0
+    return config.depth * block + embed + heads + project
+
+
+def dinov3_config(config: VecaConfig) -> Any:
+    """transformers' configuration of the DINOv3 with the depth, width and heads of `config`."""
+    transformers = require("transformers", "bench")
+    return transformers.DINOv3ViTConfig(
+        hidden_size=config.width,
+        intermediate_size=config.width * 4,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.heads,
+        num_register_tokens=4,
+        patch_size=config.patch_size,
+    )
+
+
+def dinov3_flops(config: VecaConfig, size: int) -> int:
+    """FLOPs of a DINOv3 of the same depth, width, heads and patch size."""
+    transformers = require("transformers", "bench")
+    with torch.device("meta"):
+        model = transformers.DINOv3ViTModel(dinov3_config(config)).eval()
+    return _count(model, size)
+
+
+def _count(model: nn.Module, size: int, **arguments: Any) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, size, size, device="meta"), **arguments)
+    return int(counter.get_total_flops())
