@@ -320,18 +320,18 @@ def test_gradient_checkpointing_changes_nothing(variant: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["paper", "converted"])
 def test_compile_has_no_graph_break_and_few_recompiles(variant: str) -> None:
     torch._dynamo.reset()
-    model = small(**VARIANTS[variant])
+    model = small(depth=2, **VARIANTS[variant])
     images = torch.randn(2, 3, 2 * model.patch_size, 3 * model.patch_size)
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     with torch.no_grad():
-        for cores in (4, 8, 12, 16, 4, 8):
+        for cores in (4, 8, 12, 4):
             expected = model(images, cores=cores).patches
             torch.testing.assert_close(compiled(images, cores=cores).patches, expected, atol=1e-5, rtol=1e-5)
-    assert counter.frame_count <= 4  # at most one graph per budget
+    assert counter.frame_count <= 3  # at most one graph per budget
     compiled.train()
     compiled(images, cores=4).patches.sum().backward()
     assert model.patch_embed.proj.weight.grad is not None
@@ -339,7 +339,7 @@ def test_compile_has_no_graph_break_and_few_recompiles(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_export_with_dynamic_shapes(variant: str) -> None:
-    model = small(**VARIANTS[variant])
+    model = small(depth=2, **VARIANTS[variant])
     patch = model.patch_size
     height, width = torch.export.Dim("h", min=1, max=64), torch.export.Dim("w", min=1, max=64)
     shapes = {"images": {0: torch.export.Dim("batch"), 2: patch * height, 3: patch * width}, "cores": None}

@@ -88,7 +88,7 @@ class Veca(nn.Module):
         images: Tensor,  # B×3×H×W
         cores: int | None = None,
         *,
-        forced_patches: Sequence[Tensor] | None = None,  # per block, B×N×D
+        forced_patches: Sequence[Tensor | None] | None = None,  # per block, B×N×D; None: the block's own
         return_attention: bool = False,
         last_only: bool = False,
     ) -> Layers:
@@ -104,8 +104,8 @@ class Veca(nn.Module):
         by_patch = self.patch_rotation(grid, x.device)
         kept, coords, attention = [], [], []
         for index, block in enumerate(self.blocks):
-            if forced_patches is not None:
-                x = torch.cat((x[:, :budget], forced_patches[index].to(x.dtype)), dim=1)
+            if forced_patches is not None and (forced := forced_patches[index]) is not None:
+                x = torch.cat((x[:, :budget], forced.to(x.dtype)), dim=1)
             if index > 0:
                 state = self.bank.move(state, x[:, :budget], index)
             position = state.tanh()
@@ -154,8 +154,7 @@ class Veca(nn.Module):
     def resized_table(self, grid: tuple[int, int]) -> Tensor:
         """The additive table at a grid's size: N×D, bicubic as DINOv2 does it."""
         table = self.table.permute(2, 0, 1)[None].float()
-        if grid != (self.config.table_size, self.config.table_size):
-            table = nn.functional.interpolate(table, size=grid, mode="bicubic", align_corners=False)
+        table = nn.functional.interpolate(table, size=grid, mode="bicubic", align_corners=False)
         return table[0].flatten(1).transpose(0, 1)
 
     def rotation(self, coords: Tensor) -> Rotation:
