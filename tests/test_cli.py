@@ -1,0 +1,68 @@
+"""The command as a person meets it: help, mistakes, info."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from veca.cli import COMMANDS
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "veca.cli", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_help_lists_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: veca {name}")
+    assert "xample" in done.stdout
+    assert f"veca {name}" in done.stdout.split("\n", 1)[1]
+
+
+def test_mistakes_are_one_line_and_status_2() -> None:
+    for arguments, words in (
+        (("fly",), "no command 'fly'"),
+        (("info", "veca_giant"), "no model at 'veca_giant'"),
+        (("import", "nowhere.pt", "out"), "no model at 'nowhere.pt'"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert done.stdout == ""
+
+
+def test_version() -> None:
+    import veca
+
+    assert run("--version").stdout == f"veca {veca.__version__}\n"
+
+
+def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
+    done = run("info", "veca_small", "--json", str(tmp_path / "info.json"))
+    assert done.returncode == 0, done.stderr
+    assert "21,628,961" in done.stdout
+    about = json.loads((tmp_path / "info.json").read_text())
+    assert about["parameters"] == 21_628_961
+    assert about["budgets"] == [8, 16, 24, 32, 40, 48, 56, 64]
+    row = about["flops"][-1]
+    assert (row["size"], row["patches"]) == (2048, 16384)
+    patches, width = 16384, 384
+    linear = 2 * (patches + 64) * width * (4 * width + 3 * 1024)
+    block = linear + 4 * width * (2 * patches * 64 + 64 * 64)
+    heads = 11 * 2 * 64 * width * 2
+    assert row["veca"]["64"] == 12 * block + 2 * patches * 768 * width + heads
+    assert row["dinov3"] > 7 * row["veca"]["64"]
+    assert f"{row['veca']['64'] / 1e9:,.1f}" in done.stdout
