@@ -1,0 +1,116 @@
+"""The teacher's features on disk: computed once for fixed views of each image, then read instead of the teacher.
+
+    DIR/cache.json                             what was computed; another teacher, data or augmentation is refused
+    DIR/size-196/view-0/shard-00012.safetensors    64 images: cls (64×D), patches (64×N×D), layers (64×L×N×D), valid
+
+Everything is float16: 0.15 MB a view for a small teacher at 196², 12 times that with the layers that hints need.
+Shards are written whole, so a build that was killed goes on with the first missing one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from veca.distill.data import Key, read_view
+from veca.distill.sources import Images
+from veca.errors import InputError
+from veca.files import whole_file, write_json
+from veca.teachers import Teacher
+
+SHARD = 64  # images
+
+
+class TeacherCache:
+    """Reads features by key. Small enough to be handed to a worker: it holds paths, not features."""
+
+    def __init__(self, folder: Path, sizes: tuple[int, ...], layers: bool) -> None:
+        self.folder, self.sizes, self.layers = folder, sizes, layers
+
+    def read(self, key: Key) -> tuple[Tensor, ...]:
+        """cls (D), patches (N×D) and, where hints need them, layers (L×N×D), in float16."""
+        names = ("cls", "patches", "layers") if self.layers else ("cls", "patches")
+        path = shard_path(self.folder, key.size, key.view, key.index // SHARD)
+        file, row = _open(path), key.index % SHARD
+        if not bool(file.get_slice("valid")[row : row + 1]):
+            raise InputError("it was unreadable when the teacher's features were computed")
+        return tuple(file.get_slice(name)[row : row + 1][0] for name in names)
+
+
+@functools.lru_cache(maxsize=512)
+def _open(path: Path) -> Any:
+    return safe_open(path, framework="pt")
+
+
+def shard_path(folder: Path, size: int, view: int, number: int) -> Path:
+    return folder / f"size-{size}" / f"view-{view}" / f"shard-{number:05d}.safetensors"
+
+
+def fingerprint(teacher: Teacher) -> str:
+    """A digest of the teacher's weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(teacher.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def describe(folder: Path, settings: dict[str, Any]) -> None:
+    """Write what the cache holds, or refuse a folder that holds something else."""
+    about = folder / "cache.json"
+    if about.is_file():
+        found = json.loads(about.read_text())
+        if not settings["layers"]:  # features of the layers do no harm
+            found["layers"] = False
+        wrong = [f"{name}: {found.get(name)} there, {value} here" for name, value in settings.items()
+                 if found.get(name) != value]  # fmt: skip
+        if wrong:
+            raise InputError(f"the cache in {folder} is of another run ({'; '.join(wrong)}): give another folder")
+    else:
+        write_json(about, settings)
+
+
+def missing_shards(
+    folder: Path, count: int, sizes: Iterable[int], views: int, rank: int = 0, ranks: int = 1
+) -> list[tuple[int, int, int]]:
+    """(size, view, shard) of what is still to be computed by this rank."""
+    shards = -(-count // SHARD)
+    wanted = [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
+    return [shard for shard in wanted[rank::ranks] if not shard_path(folder, *shard).is_file()]
+
+
+def build_shard(
+    folder: Path, size: int, view: int, number: int, images: Images, teacher: Teacher, *,
+    patch_size: int, layers: bool, augment_seed: int, device: torch.device, micro_batch: int, bfloat16: bool,
+) -> None:  # fmt: skip
+    """Compute and write one shard."""
+    pixels, valid = [], []
+    for index in range(number * SHARD, min(len(images), (number + 1) * SHARD)):
+        try:
+            pixels.append(read_view(images, Key(index, view, size), augment_seed))
+            valid.append(True)
+        except (InputError, OSError):
+            pixels.append(torch.zeros(3, size, size))
+            valid.append(False)
+    batch, grid = torch.stack(pixels).to(device), (size // patch_size, size // patch_size)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
+        out = teacher(batch, grid, layers=layers, micro_batch=micro_batch)
+    tensors = {"valid": torch.tensor(valid), "cls": out.cls, "patches": out.patches}
+    if out.layers is not None:
+        tensors["layers"] = out.layers.transpose(0, 1)
+    for name in ("cls", "patches", "layers"):
+        if name in tensors:
+            tensors[name] = tensors[name].half().contiguous().cpu()
+            if not tensors[name].isfinite().all():
+                raise InputError(f"the teacher's {name} do not fit float16 (values over 65504): train without a cache")
+    with whole_file(shard_path(folder, size, view, number)) as temporary:
+        save_file(tensors, temporary)

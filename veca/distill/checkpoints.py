@@ -1,0 +1,78 @@
+"""Checkpoints that can be trusted: written whole, named by their own digest, the last two and the best kept.
+
+    checkpoints/step-00001200.4f0c….pt      a file whose content no longer has that digest is passed over
+    checkpoints/best-00001000.9a3e….pt
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from veca.files import file_digest, whole_file
+
+_NAME = re.compile(r"(step|best)-(\d{8})\.([0-9a-f]{16})\.pt")
+
+
+class Checkpoints:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def list(self, kind: str = "step") -> list[Path]:
+        """Checkpoints of a kind, the newest first."""
+        found = [path for path in self.folder.glob(f"{kind}-*.pt") if _NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.name, reverse=True)
+
+    def save(self, state: dict[str, Any], step: int) -> Path:
+        """Write the state of a step; older ones are removed only once it is safely there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stray in (*self.folder.glob(".*.partial*"), *self.folder.glob("*.writing.pt")):  # left by a killed process
+            stray.unlink(missing_ok=True)
+        with whole_file(self.folder / f"step-{step:08d}.writing.pt") as temporary:
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # PyTorch's zip writer hides what the disk said
+                if shutil.disk_usage(self.folder).free < 64 << 20:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from error
+                raise
+            digest = file_digest(temporary)[:16]
+        path = self.folder / f"step-{step:08d}.{digest}.pt"
+        os.replace(self.folder / f"step-{step:08d}.writing.pt", path)
+        same_step = [old for old in self.folder.glob(f"step-{step:08d}.*.pt") if old != path]
+        for old in (*same_step, *[other for other in self.list() if other not in same_step][2:]):
+            old.unlink(missing_ok=True)
+        return path
+
+    def mark_best(self, path: Path) -> None:
+        """Keep a checkpoint as the best one: a second name for the same file, where the disk allows it."""
+        best = path.with_name(path.name.replace("step-", "best-"))
+        if not best.exists():
+            try:
+                os.link(path, best)
+            except OSError:
+                with whole_file(best) as temporary:
+                    shutil.copyfile(path, temporary)
+        for old in self.list("best"):
+            if old != best:
+                old.unlink(missing_ok=True)
+
+    def load_last(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The newest checkpoint whose content is what was written; says which ones it passed over."""
+        for path in self.list():
+            match = _NAME.fullmatch(path.name)
+            assert match is not None
+            try:
+                if file_digest(path)[:16] != match[3]:
+                    raise ValueError("its content changed since it was written")
+                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+                return state
+            except Exception as error:  # noqa: BLE001  (a damaged file can fail in any way)
+                say(f"passing over the damaged checkpoint {path.name} ({' '.join(str(error).split())[:120]})")
+        return None

@@ -1,0 +1,157 @@
+"""From numbered images to batches: the order, the augmented views, and what to do with unreadable images.
+
+A batch is asked for by naming its images, views and size (`Key`), so workers keep no state: whoever gets the request
+answers with the same pixels.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from veca.augment import augment, centre
+from veca.distill.schedule import draw, epoch_order, stream
+from veca.distill.settings import Settings
+from veca.distill.sources import Images
+from veca.errors import InputError
+from veca.images import open_image, to_tensor
+from veca.teachers import TeacherOutput
+
+if TYPE_CHECKING:
+    from veca.distill.cache import TeacherCache
+
+MAX_REPLACEMENTS = 32  # a sample of images in a row, all unreadable: the source itself is broken
+
+
+class Key(NamedTuple):
+    """One view of one image."""
+
+    index: int
+    view: int  # the epoch, or the number of a fixed view; −1: the centre crop of validation
+    size: int
+
+
+class Item(NamedTuple):
+    image: Tensor  # 3×S×S, normalised
+    index: int  # of the image that was read, perhaps in place of another
+    features: tuple[Tensor, ...] | None  # what the cache holds of it
+    unreadable: list[str]
+
+
+class Batch(NamedTuple):
+    images: Tensor  # B×3×S×S
+    indices: list[int]
+    teacher: TeacherOutput | None  # from the cache
+    unreadable: list[str]
+
+
+def read_view(images: Images, key: Key, augment_seed: int) -> Tensor:
+    """3×S×S: the view of an image that `key` names, always the same."""
+    picture = open_image(images.read(key.index))
+    if key.view < 0:
+        return to_tensor(centre(picture, key.size))
+    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.index)))
+
+
+class Views(Dataset[Item]):
+    """Views by key; an unreadable image is replaced by another, chosen by its number."""
+
+    def __init__(self, images: Images, augment_seed: int, cache: TeacherCache | None = None) -> None:
+        self.images, self.augment_seed, self.cache = images, augment_seed, cache
+
+    def __getitem__(self, key: Key) -> Item:
+        unreadable: list[str] = []
+        replacements = stream(self.augment_seed, "replacement", key.index)
+        cached = self.cache is not None and key.view >= 0 and key.size in self.cache.sizes
+        for _ in range(MAX_REPLACEMENTS):
+            try:
+                image = read_view(self.images, key, self.augment_seed)
+                features = self.cache.read(key) if cached and self.cache is not None else None
+                return Item(image, key.index, features, unreadable)
+            except (InputError, OSError) as error:
+                reason = str(error).replace("image bytes: ", "")
+                unreadable.append(f"{self.images.name(key.index)}\t{reason}")
+                key = key._replace(index=replacements.randrange(len(self.images)))
+        raise InputError(
+            f"{MAX_REPLACEMENTS} images in a row are unreadable, the last is {unreadable[-1]}: check the images"
+        )
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    teacher = None
+    if items[0].features is not None:
+        cls, patches, *layers = (torch.stack(tensors) for tensors in zip(*(i.features or () for i in items), strict=True))
+        teacher = TeacherOutput(cls, patches, layers[0].transpose(0, 1) if layers else None)
+    return Batch(
+        images=torch.stack([item.image for item in items]),
+        indices=[item.index for item in items],
+        teacher=teacher,
+        unreadable=[line for item in items for line in item.unreadable],
+    )
+
+
+class Plan(Sampler[list[Key]]):
+    """The keys of every batch of one rank, from `start` to the end of the run.
+
+    The images of all epochs form one endless line; step s takes the next `step_images` of it, and each rank its slice.
+    So nothing depends on the number of ranks, and an image is seen exactly once an epoch.
+    """
+
+    def __init__(
+        self, settings: Settings, groups: Sequence[int], *, total: int, start: int, batch: int, rank: int, ranks: int
+    ) -> None:
+        self.settings, self.groups, self.total, self.start = settings, groups, total, start
+        self.batch, self.rank, self.ranks = batch, rank, ranks
+        self.step_images = batch * settings.accumulate * ranks
+
+    def resolution(self, step: int) -> int:
+        settings = self.settings
+        if step >= settings.late_from * self.total:
+            choices, weights = settings.late_resolutions, settings.late_resolution_weights
+        else:
+            choices, weights = settings.resolutions, settings.resolution_weights
+        return draw(choices, weights, settings.seed, "resolution", step)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        count, epoch, order = sum(self.groups), -1, None
+        for step in range(self.start, self.total):
+            size = self.resolution(step)
+            for micro in range(self.settings.accumulate):
+                first = step * self.step_images + (micro * self.ranks + self.rank) * self.batch
+                keys = []
+                for position in range(first, first + self.batch):
+                    if order is None or position // count != epoch:
+                        epoch = position // count
+                        order = epoch_order(self.groups, self.settings.seed, epoch)
+                    view = epoch % self.settings.views if self.settings.views else epoch
+                    keys.append(Key(int(order[position % count]), view, size))
+                yield keys
+
+    def __len__(self) -> int:
+        return (self.total - self.start) * self.settings.accumulate
+
+
+def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers: int, pin: bool) -> DataLoader[Item]:
+    return DataLoader(
+        views,
+        batch_sampler=batches,  # type: ignore[arg-type]  # it yields keys, not numbers
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=pin,
+        worker_init_fn=_leave_signals_to_the_trainer,
+        prefetch_factor=4 if workers else None,
+    )
+
+
+def _leave_signals_to_the_trainer(_: int) -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the trainer must still get its batches to save cleanly.
+
+    Workers end by themselves when the trainer is gone.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

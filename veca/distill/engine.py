@@ -1,0 +1,397 @@
+"""`train`: one run of distillation from top to bottom (DESIGN section 3).
+
+What makes it survive everything: every draw is a function of the seed and the step (`schedule`), a checkpoint holds the
+rest (`checkpoints`), and the same command finds it again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from veca.distill.cache import TeacherCache, build_shard, describe, fingerprint, missing_shards
+from veca.distill.checkpoints import Checkpoints
+from veca.distill.data import Batch, Key, Plan, Views, collate, loader
+from veca.distill.losses import Loss
+from veca.distill.ranks import Ranks, StopSignal, fast_bfloat16
+from veca.distill.records import Records, plot
+from veca.distill.schedule import draw, learning_rate, stream
+from veca.distill.settings import Settings, differences
+from veca.distill.sources import Images, find_images
+from veca.distill.student import (
+    Student,
+    build_student,
+    estimate_standards,
+    standards_from_dict,
+    standards_to_dict,
+)
+from veca.distill.validation import Validation, result_record, result_table
+from veca.errors import InputError
+from veca.files import whole_file, write_json
+from veca.model import Veca
+from veca.optim import build_optimisers, set_rate, split_parameters, split_table
+from veca.teachers import Teacher, TeacherOutput, load_teacher
+
+
+class Length(NamedTuple):
+    """How long a run is, in images and steps."""
+
+    batch: int  # images per rank and backward pass
+    step_images: int  # images per step, over all ranks
+    total: int  # steps
+    warmup: int
+    epoch: float  # steps in an epoch
+
+
+def train(settings: Settings) -> Path:
+    """Train until done or stopped; returns the run's folder."""
+    ranks = Ranks(settings.device)
+    device, out = ranks.device, settings.out
+    bfloat16 = settings.autocast == "on" or (settings.autocast == "auto" and fast_bfloat16(device))
+    torch.manual_seed(settings.seed)
+
+    # What there is: images, teacher, student, and perhaps a checkpoint of this run.
+    images: Images = ranks.first_goes_ahead(lambda: find_images(settings.train))
+    val_images: Images | None = ranks.first_goes_ahead(lambda: find_images(settings.val)) if settings.val else None
+    teacher = load_teacher(settings.teacher, device)
+    identity = {**settings.to_dict(), "images": images.digest(), "teacher weights": fingerprint(teacher)}
+    checkpoints = Checkpoints(out / "checkpoints")
+    saved = checkpoints.load_last(ranks.say)
+    model, report = build_student(settings, teacher)
+    model.to(device).train()
+    model.set_grad_checkpointing(settings.activation_checkpointing)
+    shares = split_parameters(model, report.copied, settings.matrices)
+    optimisers = build_optimisers(
+        shares, settings.lr, settings.weight_decay, settings.copied_rate,
+        torch.bfloat16 if fast_bfloat16(device) else torch.float32,
+    )  # fmt: skip
+    length = plan_length(settings, len(images), ranks.count, saved)
+    progress: dict[str, Any] = {"step": 0, "best": math.inf, "skipped": 0, "unreadable": [], "read": 0}
+    if saved is None:
+        ranks.say(f"{len(images):,} images; {length.total} steps of {length.step_images}; {device}, "
+                  f"{'bfloat16 autocast' if bfloat16 else 'float32'}; {ranks.count} rank(s)")  # fmt: skip
+        ranks.say(report.text(model) + "\n" + split_table(shares))
+        statistics = ranks.from_first(lambda: sample_standards(settings, images, teacher, model, device, bfloat16))
+        if ranks.first:
+            write_json(out / "settings.json", identity)
+    else:
+        if changed := differences(saved["identity"], identity):
+            raise InputError(f"{out} was started with other settings ({'; '.join(changed)}): use another --out")
+        model.load_state_dict(saved["model"])
+        for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        progress, statistics = saved["progress"], saved["standards"]
+        ranks.say(f"continuing {out} at step {progress['step']} of {length.total}; {ranks.count} rank(s), "
+                  f"{length.batch} images each")  # fmt: skip
+        if saved["finished"]:
+            ranks.say("this run is finished")
+            return out
+    measured = standards_from_dict(statistics, device) if statistics else None
+    standards = measured if settings.standardise else None
+    hint_standard = measured.layers if measured is not None else None
+
+    with StopSignal() as stop:
+        cache = prepare_cache(settings, images, teacher, model, ranks, stop, bfloat16, identity)
+        validation = None
+        if val_images is not None:
+            validation = Validation(
+                val_images, teacher, ranks, sizes=settings.val_resolutions or settings.all_resolutions,
+                budgets=settings.val_budgets, count=settings.val_images, batch=settings.val_batch,
+                workers=settings.workers, bfloat16=bfloat16, teacher_batch=settings.teacher_batch,
+            )  # fmt: skip
+        student: torch.nn.Module = Student(model)
+        if ranks.count > 1:
+            student = DistributedDataParallel(student, device_ids=[device] if device.type == "cuda" else None)
+        start: int = progress["step"]
+        plan = Plan(settings, images.groups, total=length.total, start=start, batch=length.batch, rank=ranks.rank,
+                    ranks=ranks.count)  # fmt: skip
+        batches = iter(loader(Views(images, settings.augment_seed, cache), plan, settings.workers, device.type == "cuda"))
+        records = Records(out, total=length.total, start=start, active=ranks.first)
+        keeper = Keeper(out, checkpoints, records, model, optimisers, progress, statistics, identity, length, ranks)
+        meter, nonfinite, val_every = Meter(), 0, settings.val_every or max(1, round(length.epoch))
+        stopping = stop.asked
+
+        for step in range(start, length.total):
+            if stopping or step == settings.stop_at > 0:
+                keeper.save(final=True)
+                records.say(f"stopped at step {step}; the same command continues")
+                break
+            budget = draw(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
+            resolution = plan.resolution(step)
+            forced = step < settings.forcing * length.total
+            hints = settings.hints if step < settings.hints_until * length.total else 0.0
+            lr = learning_rate(step, length.total, length.warmup, settings.lr, settings.min_lr)
+            set_rate(optimisers, lr)
+
+            losses: list[Loss] = []
+            for micro in range(settings.accumulate):
+                batch: Batch = meter.wait(batches)
+                note_unreadable(batch, progress, settings, out)
+                pixels = batch.images.to(device, non_blocking=True)
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
+                    target = teach(batch, pixels, teacher, model, forced or hints > 0, settings.teacher_batch)
+                    # The shift and scale of positions is drawn by the model: one draw a step, on every rank.
+                    torch.manual_seed(stream(settings.seed, "positions", step).getrandbits(63))
+                    last = micro == settings.accumulate - 1
+                    with nullcontext() if last or ranks.count == 1 else student.no_sync():  # type: ignore[operator]
+                        loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced)
+                        (loss.total / settings.accumulate).backward()
+                losses.append(Loss(*(value.detach() for value in loss)))
+
+            norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            broken = not all(bool(loss.total.isfinite()) for loss in losses) or not bool(norm.isfinite())
+            broken, stopping = ranks.any(broken, stop.asked)
+            if broken:
+                nonfinite += 1
+                progress["skipped"] += 1
+                records.warn(f"step {step}: the loss is not finite; skipped ({nonfinite} in a row)")
+                if nonfinite >= settings.max_nonfinite:
+                    raise InputError(save_batch(out, step, ranks.rank, batch, images, nonfinite))
+            else:
+                nonfinite = 0
+                if settings.clip:
+                    torch.nn.utils.clip_grads_with_norm_(model.parameters(), settings.clip, norm)
+                for optimiser in optimisers:
+                    optimiser.step()
+                meter.add(losses)
+            for optimiser in optimisers:
+                optimiser.zero_grad(set_to_none=True)
+            progress["step"] = step + 1
+
+            done, improved = step + 1 == length.total, False
+            if meter.steps and ((step + 1) % settings.log_every == 0 or done):
+                records.train(step + 1, {**meter.read(length.step_images), "epoch": (step + 1) / length.epoch, "lr": lr,
+                                         "budget": budget, "resolution": resolution, "norm": float(norm),
+                                         "skipped": progress["skipped"]})  # fmt: skip
+            if validation is not None and not stopping and ((step + 1) % val_every == 0 or done):
+                result = validation.run(model, standards, lambda: ranks.any(stop.asked)[0])
+                if result is not None:
+                    records.validation(step + 1, result_record(result), result_table(result))
+                    improved = result.loss < progress["best"]
+                    progress["best"] = min(result.loss, progress["best"])
+                meter.restart()
+            if done or improved or keeper.minutes() >= settings.checkpoint_minutes:
+                keeper.save(final=done, finished=done, best=improved)
+        records.close()
+        if ranks.first:
+            finish(out, model, progress, validation is not None, length)
+    ranks.wait()
+    ranks.close()
+    return out
+
+
+class Keeper:
+    """Saves the run on the first rank; all ranks hold the same state."""
+
+    def __init__(
+        self, out: Path, checkpoints: Checkpoints, records: Records, model: Veca, optimisers: list[torch.optim.Optimizer],
+        progress: dict[str, Any], statistics: dict[str, torch.Tensor] | None, identity: dict[str, Any],
+        length: Length, ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.out, self.checkpoints, self.records = out, checkpoints, records
+        self.model, self.optimisers = model, optimisers
+        self.progress, self.statistics, self.identity = progress, statistics, identity
+        self.length, self.ranks, self.last = length, ranks, time.monotonic()
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self.last) / 60
+
+    def save(self, *, final: bool = False, finished: bool = False, best: bool = False) -> None:
+        """Write a checkpoint, and the best model; a disk that refuses ends the run only where nothing could follow."""
+        self.last = time.monotonic()
+        if not self.ranks.first:
+            return
+        state = {
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "progress": self.progress,
+            "standards": self.statistics,
+            "identity": self.identity,
+            "step_images": self.length.step_images,
+            "finished": finished,
+        }
+        try:
+            path = self.checkpoints.save(state, self.progress["step"])
+            if best:
+                self.checkpoints.mark_best(path)
+                self.model.save(self.out / "best")
+        except OSError as error:
+            kept = self.checkpoints.list()
+            there = f"{kept[0].name} stays" if kept else "there is none before it"
+            line = f"the checkpoint of step {self.progress['step']} cannot be written ({error.strerror}); {there}"
+            if final:
+                raise InputError(f"{line}: make room and run the same command again") from error
+            self.records.warn(f"{line}; trying again later")
+
+
+class Meter:
+    """Means since the last record, and how the time was spent."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.sums: torch.Tensor | None = None
+        self.steps, self.passes, self.waited, self.began = 0, 0, 0.0, time.monotonic()
+
+    def wait(self, batches: Iterator[Any]) -> Batch:
+        began = time.monotonic()
+        batch: Batch = next(batches)
+        self.waited += time.monotonic() - began
+        return batch
+
+    def add(self, losses: list[Loss]) -> None:
+        for loss in losses:
+            values = torch.stack(list(loss)).float()
+            self.sums = values if self.sums is None else self.sums + values
+            self.passes += 1
+        self.steps += 1
+
+    def read(self, step_images: int) -> dict[str, float]:
+        assert self.sums is not None
+        seconds = time.monotonic() - self.began
+        names = ("loss", "global_cosine", "dense_cosine", "mse", "hints")
+        values = dict(zip(names, (self.sums / self.passes).tolist(), strict=True))
+        values |= {"images_per_second": self.steps * step_images / seconds, "waiting": self.waited / seconds}
+        self.restart()
+        return values
+
+
+def plan_length(settings: Settings, images: int, ranks: int, saved: dict[str, Any] | None) -> Length:
+    """Steps and batches; a continued run keeps its number of images per step on any number of ranks."""
+    step_images = settings.batch * settings.accumulate * ranks
+    if saved is not None and saved["step_images"] != step_images:
+        before = saved["identity"]
+        if settings.batch * settings.accumulate != before["batch"] * before["accumulate"]:
+            raise InputError(
+                f"{settings.out} was started with {saved['step_images']} images per step, this is {step_images} "
+                f"({settings.batch} × {settings.accumulate} × {ranks} ranks): use another --out"
+            )
+        step_images = saved["step_images"]
+    batch, rest = divmod(step_images, settings.accumulate * ranks)
+    if rest or not batch:
+        raise InputError(
+            f"a step of {step_images} images cannot be divided among {ranks} ranks and --accumulate "
+            f"{settings.accumulate}"
+        )
+    epoch = images / step_images
+    total = settings.steps or math.ceil(settings.epochs * epoch)
+    warmup = settings.warmup_steps or round(settings.warmup_epochs * epoch)
+    return Length(batch, step_images, total, warmup, epoch)
+
+
+def teach(
+    batch: Batch, pixels: torch.Tensor, teacher: Teacher, model: Veca, layers: bool, micro_batch: int
+) -> TeacherOutput:
+    """The teacher's features of a batch: from the cache if they came with it, else computed."""
+    if batch.teacher is not None:
+        cls, patches, hidden = batch.teacher
+        device = pixels.device
+        return TeacherOutput(
+            cls.to(device).float(), patches.to(device).float(),
+            hidden.to(device).float() if layers and hidden is not None else None,
+        )  # fmt: skip
+    patch = model.config.patch_size
+    return teacher(pixels, (pixels.shape[-2] // patch, pixels.shape[-1] // patch), layers, micro_batch)
+
+
+def sample_standards(
+    settings: Settings, images: Images, teacher: Teacher, model: Veca, device: torch.device, bfloat16: bool
+) -> dict[str, torch.Tensor] | None:
+    """Statistics of the teacher's features over a sample of training views, where the loss needs them."""
+    if not settings.standardise and not settings.wants_layers:
+        return None
+    size = settings.resolutions[0]
+    count = min(settings.standardise_images, len(images))
+    chosen = stream(settings.augment_seed, "standards").sample(range(len(images)), count)
+    views = Views(images, settings.augment_seed)
+
+    def outputs() -> Iterator[TeacherOutput]:
+        for first in range(0, count, 16):
+            batch = collate([views[Key(index, 0, size)] for index in chosen[first : first + 16]])
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
+                pixels = batch.images.to(device)
+                yield teach(batch, pixels, teacher, model, settings.wants_layers, settings.teacher_batch)
+
+    return standards_to_dict(estimate_standards(outputs()))
+
+
+def prepare_cache(
+    settings: Settings, images: Images, teacher: Teacher, model: Veca, ranks: Ranks, stop: StopSignal, bfloat16: bool,
+    identity: dict[str, Any],
+) -> TeacherCache | None:  # fmt: skip
+    """Compute what the cache lacks, shared out over the ranks."""
+    folder = settings.cache_teacher
+    if folder is None:
+        return None
+    sizes = settings.cache_resolutions or settings.resolutions
+    patch = model.config.patch_size
+    about = {
+        "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
+        "patch_size": patch, "layers": settings.wants_layers,
+    }  # fmt: skip
+    ranks.first_goes_ahead(lambda: describe(folder, about))
+    missing = missing_shards(folder, len(images), sizes, settings.views, ranks.rank, ranks.count)
+    began = time.monotonic()
+    for number, (size, view, shard) in enumerate(missing):
+        if stop.asked:
+            raise InputError("stopped while the teacher's features were computed; the same command continues")
+        build_shard(
+            folder, size, view, shard, images, teacher, patch_size=patch, layers=settings.wants_layers,
+            augment_seed=settings.augment_seed, device=ranks.device, micro_batch=settings.teacher_batch,
+            bfloat16=bfloat16,
+        )  # fmt: skip
+        if number % 8 == 0 or number == len(missing) - 1:
+            left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)
+            ranks.say(f"caching the teacher: {number + 1}/{len(missing)} shards, {left / 60:.1f} min left")
+    ranks.wait()
+    return TeacherCache(folder, sizes, settings.wants_layers)
+
+
+def note_unreadable(batch: Batch, progress: dict[str, Any], settings: Settings, out: Path) -> None:
+    """Count and list images that could not be read; too large a share of them ends the run."""
+    progress["read"] += len(batch.indices)
+    if not batch.unreadable:
+        return
+    known = set(progress["unreadable"])
+    new = [line for line in dict.fromkeys(batch.unreadable) if line not in known]
+    progress["unreadable"] += new
+    if new:
+        with open(out / "unreadable.txt", "a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in new)
+    share = len(progress["unreadable"]) / max(progress["read"], 100)
+    if share > settings.max_unreadable:
+        raise InputError(
+            f"{len(progress['unreadable'])} of {progress['read']} images are unreadable, more than "
+            f"--max-unreadable {settings.max_unreadable}: see {out / 'unreadable.txt'}"
+        )
+
+
+def save_batch(out: Path, step: int, rank: int, batch: Batch, images: Images, count: int) -> str:
+    """Keep the batch that broke the loss; returns what to tell the user."""
+    path = out / f"nonfinite-step{step}-rank{rank}.pt"
+    with whole_file(path) as temporary:
+        torch.save({"images": batch.images, "names": [images.name(index) for index in batch.indices]}, temporary)
+    return f"the loss was not finite {count} times in a row; the last batch is in {path}: try a lower --lr or --clip 1"
+
+
+def finish(out: Path, model: Veca, progress: dict[str, Any], validated: bool, length: Length) -> None:
+    """The last weights as a model folder (the best ones too, where nothing was validated), and the picture."""
+    if progress["step"] == length.total:
+        model.save(out / "last")
+        if not validated:
+            model.save(out / "best")
+    if progress["unreadable"]:
+        print(f"{len(progress['unreadable'])} images were unreadable: see {out / 'unreadable.txt'}")
+    try:
+        if (out / "metrics.jsonl").is_file():
+            print(f"curves: {plot(out)}")
+    except (OSError, InputError) as error:
+        print(f"no picture of the curves ({error})")

@@ -1,0 +1,116 @@
+"""One process or many: the few things that all ranks must agree on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from veca.errors import InputError
+
+
+class Ranks:
+    """This process among those that `torchrun` started; alone, every method is trivial."""
+
+    def __init__(self, device: str) -> None:
+        self.rank = int(os.environ.get("RANK", 0))
+        self.count = int(os.environ.get("WORLD_SIZE", 1))
+        self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        if self.count > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def say(self, text: str) -> None:
+        if self.first:
+            print(text, flush=True)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag, if it is up on any rank."""
+        if self.count == 1:
+            return flags
+        tensor = torch.tensor([float(flag) for flag in flags], device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tuple(bool(value) for value in tensor.tolist())
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, on every rank."""
+        if self.count > 1:
+            tensor = tensor.to(self.device, torch.float64 if self.device.type != "mps" else torch.float32)
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_first(self, compute: Callable[[], Any]) -> Any:
+        """The first rank's value on every rank."""
+        if self.count == 1:
+            return compute()
+        values = [compute() if self.first else None]
+        dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def first_goes_ahead(self, work: Callable[[], Any]) -> Any:
+        """Run on the first rank, then on the others, which find its files."""
+        result = work() if self.first else None
+        self.wait()
+        return result if self.first else work()
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.count > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("--device cuda: PyTorch sees no GPU here; use --device cpu")
+    if name == "cuda":
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: use auto, cpu, cuda or mps") from None
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16. A CPU without AMX or AVX512-BF16 imitates it, four times slower."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(bool(check()) for check in checks if check is not None)
+    return False
+
+
+class StopSignal:
+    """SIGTERM and SIGINT ask the run to save and end; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,189 @@
+"""Every setting of a run, typed; a recipe (`veca/recipes/`) is a set of defaults for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from veca.errors import InputError
+
+BUDGETS = (8, 16, 24, 32, 40, 48, 56, 64)
+
+# What may differ between the command that started a run and the one that continues it, because it does not change what
+# is computed. Batch and accumulation are compared as the number of images in a step, the images by their index.
+CHANGEABLE = {
+    "train", "val", "teacher", "out", "batch", "accumulate", "workers", "device", "teacher_batch", "log_every",
+    "checkpoint_minutes", "val_every", "val_images", "val_budgets", "val_resolutions", "val_batch", "max_unreadable",
+    "max_nonfinite", "activation_checkpointing", "cache_teacher", "stop_at",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One distillation run."""
+
+    train: tuple[str, ...]
+    """Images to train on: folders, .txt lists, .tar shards; photos-{000..005}.tar and *.tar are expanded."""
+    val: tuple[str, ...] = ()
+    """Images to validate on, given in the same way; none: no validation."""
+    teacher: str
+    """A transformers vision model: a hub id or a folder."""
+    out: Path
+    """Folder of the run. The same command again continues what it finds there."""
+
+    student: str = "veca_small"
+    """A size (veca_tiny, veca_small, …), or `teacher`: the teacher's own geometry (with --init teacher)."""
+    init: str = "patch-embedding"
+    """Start: `patch-embedding` (the teacher's, where shapes agree), `teacher` (all of it), `fresh`, or a model folder."""
+    attention: Literal["core", "dense"] = "core"
+    """`dense` trains the control arm, in which every token reads every token."""
+    rope_zero_fraction: float | None = None
+    """Share of rotary channels that do not turn; 1 switches rotation off. Unset: the size's own."""
+
+    epochs: float = 0
+    """Length in passes over the images; or give --steps."""
+    steps: int = 0
+    """Length in optimiser steps, where epochs are 0."""
+    warmup_epochs: float = 0
+    """Warm-up in epochs; or give --warmup-steps."""
+    warmup_steps: int = 0
+    """Warm-up in steps."""
+    batch: int = 128
+    """Images per rank and backward pass."""
+    accumulate: int = 1
+    """Backward passes per optimiser step."""
+    seed: int = 0
+    """Of the fresh weights, the order, the budgets and the resolutions."""
+    augment_seed: int = 0
+    """Of the augmentation: a cached teacher serves runs with any --seed and the same --augment-seed."""
+
+    lr: float = 4e-4
+    """Highest rate."""
+    min_lr: float = 5e-5
+    """Rate at the start of warm-up and at the end."""
+    weight_decay: float = 0.015
+    """Of both optimisers."""
+    copied_rate: float = 1.0
+    """Factor on the rate of parameters whose values came from the teacher."""
+    matrices: Literal["normuon", "adamw"] = "normuon"
+    """Optimiser of the weight matrices; AdamW takes everything else."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0: no clipping."""
+
+    budgets: tuple[int, ...] = BUDGETS
+    """Numbers of cores, one drawn per step."""
+    budget_weights: tuple[float, ...] = (1, 1, 2, 2, 3, 3, 4, 4)
+    """How often each is drawn."""
+    resolutions: tuple[int, ...] = (256,)
+    """Crop sizes, one drawn per step."""
+    resolution_weights: tuple[float, ...] = (1,)
+    """How often each is drawn."""
+    late_from: float = 1.0
+    """From this share of the steps on, the late resolutions are drawn instead."""
+    late_resolutions: tuple[int, ...] = ()
+    """Crop sizes of the last part."""
+    late_resolution_weights: tuple[float, ...] = ()
+    """How often each is drawn."""
+
+    standardise: bool = False
+    """See both sides of the loss through the teacher's mean and deviation per channel."""
+    standardise_images: int = 256
+    """Images from which these are estimated."""
+    hints: float = 0.0
+    """Weight of the loss on every layer's patches (needs the teacher's depth and width)."""
+    hints_until: float = 1.0
+    """Hints end at this share of the steps."""
+    forcing: float = 0.0
+    """For this first share of the steps each block is fed the teacher's patches."""
+
+    cache_teacher: Path | None = None
+    """Folder for the teacher's features: computed once, then read from disk (float16)."""
+    views: int = 0
+    """Fixed augmented views of each image; 0: a new view every epoch. Needed for --cache-teacher."""
+    cache_resolutions: tuple[int, ...] = ()
+    """Crop sizes to cache; the teacher runs for the others. None given: --resolutions."""
+
+    workers: int = 2
+    """Processes that read images; 0: none beside the trainer."""
+    max_unreadable: float = 0.01
+    """Largest share of unreadable images that is skipped and listed; more stop the run."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    autocast: Literal["auto", "on", "off"] = "auto"
+    """bfloat16 autocast; auto: where the device computes in bfloat16 (many CPUs only imitate it, slowly)."""
+    activation_checkpointing: bool = False
+    """Less memory for more time: compute activations again in the backward pass."""
+    teacher_batch: int = 64
+    """Images per forward pass of the teacher."""
+    max_nonfinite: int = 5
+    """So many steps in a row without a finite loss stop the run."""
+
+    val_every: int = 0
+    """Steps between validations; 0: once an epoch."""
+    val_images: int = 1024
+    """Images to validate on, at most."""
+    val_batch: int = 64
+    """Images per pass in validation."""
+    val_budgets: tuple[int, ...] = (8, 16, 32, 64)
+    """Budgets of the validation grid."""
+    val_resolutions: tuple[int, ...] = ()
+    """Resolutions of the validation grid; none given: all that are trained on."""
+    checkpoint_minutes: float = 10
+    """Minutes between checkpoints."""
+    log_every: int = 20
+    """Steps between records."""
+    stop_at: int = 0
+    """Save and leave at this step, as if interrupted; the same command without it goes on. 0: never."""
+
+    def __post_init__(self) -> None:
+        def check(condition: bool, message: str) -> None:
+            if not condition:
+                raise InputError(message)
+
+        pairs = (("budgets", "budget_weights"), ("resolutions", "resolution_weights"),
+                 ("late_resolutions", "late_resolution_weights"))  # fmt: skip
+        for values, weights in pairs:
+            ours, theirs = getattr(self, values), getattr(self, weights)
+            check(len(ours) == len(theirs), f"--{_flag(values)} has {len(ours)} entries, --{_flag(weights)} {len(theirs)}")
+            check(not theirs or (min(theirs) >= 0 and sum(theirs) > 0), f"--{_flag(weights)}: not weights: {theirs}")
+        check(bool(self.train), "--train: give images to train on")
+        check(bool(self.budgets) and bool(self.resolutions), "at least one budget and one resolution are needed")
+        check((self.epochs > 0) != (self.steps > 0), "give the length either as --epochs or as --steps (the other is then 0)")
+        for name in ("batch", "accumulate", "standardise_images", "teacher_batch", "val_images", "val_batch",
+                     "max_nonfinite", "log_every"):  # fmt: skip
+            check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")
+        for name in ("hints_until", "forcing", "late_from", "max_unreadable"):
+            check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
+        for name in ("lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers", "views", "warmup_steps",
+                     "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
+            check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
+        check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
+        check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
+        check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")
+
+    @property
+    def wants_layers(self) -> bool:
+        """Whether the teacher's patches of every layer are needed."""
+        return self.hints > 0 or self.forcing > 0
+
+    @property
+    def all_resolutions(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.resolutions, *(self.late_resolutions if self.late_from < 1 else ())}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only, as JSON and checkpoints hold them."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return values
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The settings that changed and may not, as `name: was → is`."""
+    names = sorted((saved.keys() | now.keys()) - CHANGEABLE)
+    return [f"{_flag(name)}: {saved.get(name)} → {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

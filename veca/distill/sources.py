@@ -1,0 +1,222 @@
+"""Which images there are: folders, text lists and tar shards become one numbered index with random access.
+
+A tar shard (webdataset's format) is indexed by the offset of each image in it, so shards and folders are read in the
+same way: image i, whoever asks. Listing millions of files is slow on network disks, so indices are cached in
+`~/.cache/veca/index` (or `$VECA_CACHE/index`) and used again while no folder or shard has changed.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from veca.errors import InputError
+from veca.files import whole_file
+from veca.images import SUFFIXES
+
+
+@dataclass
+class Part:
+    """The images of one source, as arrays: a Python list of millions of names would be copied into every worker."""
+
+    root: str  # the folder, the shard, or the folder of the list
+    names: NDArray[np.uint8]  # all names, one after another, UTF-8
+    ends: NDArray[np.int64]  # where each name ends
+    offsets: NDArray[np.int64] | None = None  # of the image's bytes in the shard; None: names are files below root
+    sizes: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def name(self, index: int) -> str:
+        begin = int(self.ends[index - 1]) if index else 0
+        return bytes(self.names[begin : int(self.ends[index])]).decode("utf-8", "surrogateescape")
+
+
+class Images:
+    """All images of a list of sources, numbered from 0."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self.starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def groups(self) -> list[int]:
+        """Sizes of the shards, for `schedule.epoch_order`."""
+        return [len(part) for part in self.parts]
+
+    def _locate(self, index: int) -> tuple[Part, int]:
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self.parts[number], index - int(self.starts[number])
+
+    def name(self, index: int) -> str:
+        part, local = self._locate(index)
+        return os.path.join(part.root, part.name(local))
+
+    def read(self, index: int) -> bytes:
+        """The encoded image."""
+        part, local = self._locate(index)
+        if part.offsets is None or part.sizes is None:
+            with open(os.path.join(part.root, part.name(local)), "rb") as file:
+                return file.read()
+        with open(part.root, "rb") as file:
+            file.seek(int(part.offsets[local]))
+            return file.read(int(part.sizes[local]))
+
+    def digest(self) -> str:
+        """Changes with the number, names and order of the images, not with where they are kept."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part.ends.tobytes())
+            digest.update(part.names.tobytes())
+        return digest.hexdigest()
+
+
+def find_images(sources: Sequence[str]) -> Images:
+    """The index of all sources, in the order given; every one must hold at least one image."""
+    parts = []
+    for path in _expand(sources):
+        if path.is_dir():
+            shards = sorted(path.glob("*.tar"))
+            found = [_cached(shard, _index_tar) for shard in shards] or [_cached(path, _index_folder)]
+        elif path.suffix == ".tar":
+            found = [_cached(path, _index_tar)]
+        elif path.suffix == ".txt":
+            found = [_index_list(path)]
+        else:
+            raise InputError(f"{path}: images are given as folders, .txt lists or .tar shards")
+        if not sum(map(len, found)):
+            raise InputError(f"{path} holds no images ({', '.join(SUFFIXES[:6])}, …)")
+        parts += [part for part in found if len(part)]
+    return Images(parts)
+
+
+def _expand(sources: Sequence[str]) -> Iterator[Path]:
+    for source in sources:
+        for pattern in expand_braces(source):
+            matches = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]
+            if not matches or not Path(matches[0]).exists():
+                raise InputError(f"no images at {pattern}: there is no such file or folder")
+            for match in matches:
+                if not Path(match).exists():
+                    raise InputError(f"no images at {match}: there is no such file or folder")
+                yield Path(match)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`photos-{000..005}.tar` and `{a,b}.tar`, as users of webdataset write them."""
+    found = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
+    if not found:
+        return [pattern]
+    if found[3] is not None:
+        values = found[3].split(",")
+    else:
+        values = [str(value).zfill(len(found[1])) for value in range(int(found[1]), int(found[2]) + 1)]
+    return [item for value in values for item in expand_braces(pattern[: found.start()] + value + pattern[found.end() :])]
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not os.path.basename(name).startswith(".")
+
+
+def _index_folder(folder: Path) -> tuple[Part, dict[str, Any]]:
+    names, stamps, pending, seen = [], {}, [""], set()
+    while pending:
+        relative = pending.pop()
+        here = os.path.join(folder, relative)
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder above
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        stamps[relative] = status.st_mtime_ns
+        with os.scandir(here) as entries:
+            for entry in entries:
+                name = os.path.join(relative, entry.name)
+                if entry.is_dir():
+                    pending.append(name)
+                elif is_image(name):
+                    names.append(name)
+    return _pack(str(folder), sorted(names)), stamps
+
+
+def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
+    names, offsets, sizes = [], [], []
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                if member.isfile() and is_image(member.name):
+                    names.append(member.name)
+                    offsets.append(member.offset_data)
+                    sizes.append(member.size)
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header otherwise
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise InputError(f"{shard} is not a readable tar file ({error}): make it again or leave it out") from error
+    part = _pack(str(shard), names)
+    part.offsets, part.sizes = np.array(offsets, np.int64), np.array(sizes, np.int64)
+    return part, _shard_stamp(shard)
+
+
+def _index_list(path: Path) -> Part:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return _pack(str(path.parent), [line.strip() for line in lines if line.strip() and not line.startswith("#")])
+
+
+def _pack(root: str, names: list[str]) -> Part:
+    encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    return Part(root, np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+
+def _shard_stamp(shard: Path) -> dict[str, Any]:
+    status = shard.stat()
+    return {"size": status.st_size, "mtime": status.st_mtime_ns}
+
+
+def _unchanged(path: Path, stamps: dict[str, Any]) -> bool:
+    """A folder's time changes when a file in it comes or goes; so it is enough to look at the folders."""
+    try:
+        if path.is_file():
+            return stamps == _shard_stamp(path)
+        return all(os.stat(os.path.join(path, name)).st_mtime_ns == stamp for name, stamp in stamps.items())
+    except OSError:
+        return False
+
+
+def _cached(path: Path, build: Any) -> Part:
+    """The index of a folder or shard, from the cache where that is still true."""
+    root = Path(os.environ.get("VECA_CACHE") or Path.home() / ".cache" / "veca") / "index"
+    where = root / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]}.safetensors"
+    try:
+        with safe_open(where, framework="np") as file:
+            if _unchanged(path, json.loads(file.metadata()["stamps"])):
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dictionary
+                return Part(str(path), **arrays)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        pass  # none yet, or damaged: make it again
+    part: Part
+    part, stamps = build(path)
+    arrays = {"names": part.names, "ends": part.ends}
+    if part.offsets is not None and part.sizes is not None:
+        arrays |= {"offsets": part.offsets, "sizes": part.sizes}
+    try:
+        with whole_file(where) as temporary:
+            save_file(arrays, temporary, metadata={"stamps": json.dumps(stamps)})
+    except OSError:
+        pass  # a cache that cannot be written costs time, not the run
+    return part

@@ -1,0 +1,127 @@
+"""The student: what it starts from, what it is asked for in a step, and how the teacher's features are distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veca.config import model_config
+from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
+from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
+from veca.distill.settings import Settings
+from veca.errors import InputError
+from veca.model import Veca
+from veca.teachers import Teacher, TeacherOutput
+from veca.weights import load
+
+
+def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
+    """A model with the weights it starts from, and what came from where."""
+    chosen: dict[str, Any] = {"attention": settings.attention}
+    if settings.rope_zero_fraction is not None:
+        chosen["rope_zero_fraction"] = settings.rope_zero_fraction
+    if settings.init not in ("patch-embedding", "teacher", "fresh"):
+        model = load(_model_folder(settings.init))
+        if model.config.feature_width != teacher.width:
+            raise InputError(
+                f"{settings.init} gives features {model.config.feature_width} wide, the teacher {teacher.width}: "
+                "continue with the teacher it was trained with"
+            )
+        report = Report(new=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
+    elif settings.student == "teacher":
+        model = Veca(student_config(teacher, **chosen))
+        report = copy_teacher(model, teacher)
+    else:
+        if teacher.width != model_config(settings.student).width:
+            chosen["out_width"] = teacher.width
+        model = Veca(model_config(settings.student, **chosen))
+        starts = {"patch-embedding": copy_patch_embedding, "teacher": copy_teacher}
+        fresh = Report(new=[name for name, _ in model.named_parameters()])
+        report = starts[settings.init](model, teacher) if settings.init in starts else fresh
+    if model.config.rope_zero_fraction == 1:  # nothing turns, so core positions get no gradient to learn from
+        for parameter in (model.bank.states, model.bank.alpha, *model.bank.heads.parameters()):
+            parameter.requires_grad_(False)
+    if settings.wants_layers and (teacher.depth, teacher.width) != (model.config.depth, model.config.width):
+        raise InputError(
+            f"hints and forcing need a student as deep and wide as the teacher ({teacher.depth} layers, "
+            f"{teacher.width} wide), not {model.config.depth} and {model.config.width}: use --hints 0 --forcing 0"
+        )
+    too_many = [budget for budget in (*settings.budgets, *settings.val_budgets) if not 1 <= budget <= model.config.bank]
+    if too_many:
+        raise InputError(f"budgets must lie between 1 and {model.config.bank}, not {too_many[0]}")
+    patch = model.config.patch_size
+    for size in (*settings.all_resolutions, *settings.val_resolutions):
+        if size % patch or size < patch:
+            raise InputError(f"resolution {size} is not a multiple of the student's patch size {patch}")
+    return model, report
+
+
+def _model_folder(source: str) -> str:
+    """A model folder as it is, and of a run's folder its best model."""
+    return str(Path(source) / "best") if (Path(source) / "best" / "model.safetensors").is_file() else source
+
+
+class Student(nn.Module):
+    """The model as a training step calls it, in one forward pass that DistributedDataParallel can watch."""
+
+    def __init__(self, model: Veca) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        images: Tensor,  # B×3×H×W
+        cores: int,
+        target: TeacherOutput,
+        standards: Standards | None,
+        hint_weight: float,
+        hint_standard: Standard | None,
+        forced: bool,
+    ) -> Loss:
+        """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches.
+
+        The first block always gets the student's own patch embedding: the teacher's is where it started, and every
+        parameter takes part in every step.
+        """
+        entering: list[Tensor | None] | None = None
+        if forced:
+            assert target.layers is not None
+            entering = [None, *target.layers[:-1]]
+        hints = hint_weight > 0
+        layers = self.model.forward_layers(images, cores, forced_patches=entering, last_only=not hints)
+        tokens = self.model.project(self.model.norm(layers.tokens[-1]))
+        loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
+        if hints:
+            assert target.layers is not None and hint_standard is not None
+            hint = hint_weight * hint_loss([x[:, cores:] for x in layers.tokens], target.layers, hint_standard)
+            loss = loss._replace(total=loss.total + hint, hints=hint)
+        return loss
+
+
+@torch.no_grad()
+def estimate_standards(outputs: Iterator[TeacherOutput]) -> Standards:
+    """How the teacher's features are distributed over a sample of images."""
+    cls, patches, layers = Moments(), Moments(), Moments(keep=1)
+    for out in outputs:
+        cls.add(out.cls)
+        patches.add(out.patches)
+        if out.layers is not None:
+            layers.add(out.layers)
+    return Standards(cls.standard(), patches.standard(), layers.standard() if layers.count else None)
+
+
+def standards_to_dict(standards: Standards) -> dict[str, Tensor]:
+    """As a checkpoint holds them."""
+    named = {name: standard for name, standard in standards._asdict().items() if standard is not None}
+    return {f"{name}.{key}": value for name, std in named.items() for key, value in std._asdict().items()}
+
+
+def standards_from_dict(values: dict[str, Tensor], device: torch.device) -> Standards:
+    def standard(name: str) -> Standard:
+        return Standard(values[f"{name}.mean"].to(device), values[f"{name}.deviation"].to(device))
+
+    return Standards(standard("cls"), standard("patches"), standard("layers") if "layers.mean" in values else None)

@@ -1,0 +1,110 @@
+"""How close the student is to its teacher on images it never trained on, over resolutions × budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from veca.distill.data import Batch, Key, Views, loader
+from veca.distill.losses import Standards, distillation_loss
+from veca.distill.ranks import Ranks
+from veca.distill.sources import Images
+from veca.model import Veca
+from veca.teachers import Teacher, TeacherOutput
+
+KEPT_BYTES = 1 << 30  # the teacher's answers are kept for the next validation while they fit
+NAMES = ("loss", "global_cosine", "dense_cosine", "mse", "raw_global_cosine", "raw_dense_cosine")
+
+
+class Result(NamedTuple):
+    grid: dict[str, dict[str, dict[str, float]]]  # resolution → budget → the figures in NAMES
+    constant: dict[str, float]  # resolution → the dense cosine of the best constant prediction
+    loss: float  # mean over the grid
+
+
+class Validation:
+    def __init__(
+        self, images: Images, teacher: Teacher, ranks: Ranks, *, sizes: tuple[int, ...], budgets: tuple[int, ...],
+        count: int, batch: int, workers: int, bfloat16: bool, teacher_batch: int,
+    ) -> None:  # fmt: skip
+        self.views, self.teacher, self.ranks = Views(images, 0), teacher, ranks
+        self.sizes, self.budgets, self.workers = sizes, budgets, workers
+        self.bfloat16, self.teacher_batch = bfloat16, teacher_batch
+        step = max(1, len(images) // count)  # spread over the whole set
+        chosen = list(range(0, len(images), step))[:count]
+        batches = [chosen[first : first + batch] for first in range(0, len(chosen), batch)]
+        self.batches = batches[ranks.rank :: ranks.count]
+        self.kept: dict[tuple[int, int], TeacherOutput] = {}
+        self.kept_bytes = 0
+
+    @torch.no_grad()
+    def run(self, model: Veca, standards: Standards | None, stopped: Callable[[], bool]) -> Result | None:
+        """Figures over the grid, or None if the run was asked to stop."""
+        device = self.ranks.device
+        was_training = model.training
+        model.eval()
+        grid: dict[str, dict[str, dict[str, float]]] = {}
+        constant: dict[str, float] = {}
+        for size in self.sizes:
+            totals = torch.zeros(len(self.budgets), len(NAMES), dtype=torch.float64)
+            direction = torch.zeros(self.teacher.width, dtype=torch.float64)
+            images, patches = 0, 0
+            batches = loader(self.views, [[Key(i, -1, size) for i in part] for part in self.batches], self.workers, False)
+            batch: Batch
+            for number, batch in enumerate(batches):  # type: ignore[assignment]  # collated
+                if stopped():
+                    model.train(was_training)
+                    return None
+                pixels = batch.images.to(device)
+                cells = size // model.config.patch_size
+                target = self.teach(number, size, pixels, (cells, cells))
+                for row, budget in enumerate(self.budgets):
+                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+                        out = model(pixels, cores=budget)
+                    loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
+                    raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
+                    values = [*loss[:4], raw.global_cosine, raw.dense_cosine]
+                    totals[row] += torch.stack(values).double().cpu() * len(pixels)
+                seen = target.patches if standards is None else standards.patches(target.patches)
+                direction += functional.normalize(seen, dim=-1).double().sum((0, 1)).cpu()
+                images += len(pixels)
+                patches += seen.shape[0] * seen.shape[1]
+            counts = self.ranks.sum(torch.tensor([images, patches], dtype=torch.float64)).cpu()
+            means = (self.ranks.sum(totals).cpu() / counts[0]).tolist()
+            grid[str(size)] = {
+                str(budget): dict(zip(NAMES, row, strict=True)) for budget, row in zip(self.budgets, means, strict=True)
+            }
+            constant[str(size)] = float(self.ranks.sum(direction).cpu().norm() / counts[1])
+        model.train(was_training)
+        losses = [figures["loss"] for row in grid.values() for figures in row.values()]
+        return Result(grid, constant, sum(losses) / len(losses))
+
+    def teach(self, number: int, size: int, pixels: torch.Tensor, grid: tuple[int, int]) -> TeacherOutput:
+        """The teacher's features of a batch; computed once where they can be kept."""
+        if (size, number) not in self.kept:
+            with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+                out = self.teacher(pixels, grid, micro_batch=self.teacher_batch)
+            bytes_needed = 4 * (out.patches.numel() + out.cls.numel())
+            if self.kept_bytes + bytes_needed > KEPT_BYTES:
+                return out
+            self.kept[size, number] = TeacherOutput(out.cls.clone(), out.patches.clone(), None)
+            self.kept_bytes += bytes_needed
+        return self.kept[size, number]
+
+
+def result_table(result: Result) -> str:
+    """Dense and global cosine for every resolution and budget, as text."""
+    lines = []
+    for size, row in result.grid.items():
+        cells = "  ".join(
+            f"{budget}: {figures['dense_cosine']:.3f}/{figures['global_cosine']:.3f}" for budget, figures in row.items()
+        )
+        lines.append(f"  {size}²  dense/global cosine at  {cells}  (best constant {result.constant[size]:.3f})")
+    return "\n".join([f"validation loss {result.loss:.4f}", *lines])
+
+
+def result_record(result: Result) -> dict[str, Any]:
+    return {"loss": result.loss, "grid": result.grid, "constant": result.constant}

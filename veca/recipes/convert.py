@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from veca.distill.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert(Settings):
+    r"""From a teacher's own weights: a useful VECA in hours on a CPU instead of weeks on GPUs (DESIGN section 3).
+
+    trains    a student with the teacher's geometry and weights, and 64 new cores; first each block alone on the
+              teacher's patches (forcing), then freely, with a loss on every layer (hints)
+    on        a few thousand photographs and a DINOv2 or DINOv3 teacher
+    for       about 100,000 views, the last tenth at several sizes
+    hardware  two CPU cores: about eight hours for a ViT-S/14; a GPU: minutes
+    expects   after 12 minutes a dense cosine of 0.7 at 64 cores (DESIGN section 3); docs/results.md has the long run
+
+    veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert \
+        --cache-teacher cache/convert --views 2
+    """
+
+    student: str = "teacher"
+    init: str = "teacher"
+    steps: int = 6_250
+    warmup_steps: int = 100
+    batch: int = 16
+    lr: float = 3e-4
+    min_lr: float = 1e-5
+    weight_decay: float = 0.01
+    matrices: Literal["normuon", "adamw"] = "adamw"
+    clip: float = 1.0
+    budget_weights: tuple[float, ...] = (5, 3, 2, 2, 2, 2, 2, 4)
+    resolutions: tuple[int, ...] = (196,)
+    late_from: float = 0.9
+    late_resolutions: tuple[int, ...] = (196, 252, 336, 448)
+    late_resolution_weights: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)
+    standardise: bool = True
+    hints: float = 1.0
+    forcing: float = 0.5
+    val_every: int = 500
+    val_images: int = 128
+    val_budgets: tuple[int, ...] = (8, 16, 32, 64)
+    val_resolutions: tuple[int, ...] = (196,)
+    checkpoint_minutes: float = 5
