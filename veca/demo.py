@@ -1,0 +1,101 @@
+"""`veca demo`: features of a few bundled photographs at two budgets, as one picture and a short table."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from veca.analysis.drawing import Picture, Sheet
+from veca.analysis.projection import colours, project, unit
+from veca.errors import require
+from veca.files import write_json
+from veca.images import open_image, preprocess
+from veca.model import Veca, create_model
+from veca.weights import bundled_models, load
+
+PHOTOS = {"astronaut": "astronaut.png", "cat": "chelsea.png", "coffee": "coffee.png", "rocket": "rocket.jpg"}
+BUDGETS = (8, 64)
+
+
+@dataclass
+class Demo:
+    """Features of scikit-image's bundled photographs at budgets 8 and 64: one figure, one table.
+
+    Example: veca demo --out demo
+    """
+
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("demo")
+    """folder for features.png, features.npz and demo.json"""
+    size: int = 448
+    """the shorter side of each photograph, in pixels"""
+
+
+def main(arguments: list[str]) -> None:
+    settings = tyro.cli(Demo, args=arguments, prog="veca demo", description=inspect.getdoc(Demo))
+    console = Console()
+    model, weights = demo_model()
+    console.print(f"Weights: {weights}", highlight=False)
+    folder = Path(require("skimage.data", "demo").__file__).parent
+    photos = {name: open_image(folder / file) for name, file in PHOTOS.items()}
+    maps: dict[tuple[str, int], np.ndarray] = {}
+    grids, rows = {}, []
+    with console.status("looking at the photographs"), torch.inference_mode():
+        for name, photo in photos.items():
+            images = preprocess(photo, size=settings.size, patch_size=model.patch_size)
+            model(images, cores=BUDGETS[-1])  # warm
+            times = {}
+            for cores in BUDGETS:
+                start = time.perf_counter()
+                out = model(images, cores=cores)
+                times[cores] = time.perf_counter() - start
+                maps[name, cores] = unit(out.patches[0])
+                grids[name] = out.grid
+            cosine = float((maps[name, BUDGETS[0]] * maps[name, BUDGETS[-1]]).sum(-1).mean())
+            row = {"photo": name, "size": list(images.shape[-2:]), "patches": len(maps[name, BUDGETS[0]])}
+            rows.append({**row, "seconds": {str(cores): times[cores] for cores in BUDGETS}, "cosine": cosine})
+    paths = draw(photos, maps, grids, weights).write(settings.out, "features")
+    write_json(settings.out / "demo.json", {"weights": weights, "cores": BUDGETS, "photos": rows})
+    table = Table("photo", "pixels", "patches", *(f"{cores} cores" for cores in BUDGETS), "cosine of the two")
+    for row in rows:
+        height, width = row["size"]
+        seconds = [f"{row['seconds'][str(cores)] * 1e3:.0f} ms" for cores in BUDGETS]
+        table.add_row(row["photo"], f"{width}×{height}", str(row["patches"]), *seconds, f"{row['cosine']:.3f}")
+    console.print(table)
+    console.print(f"The picture: {paths[0]}", highlight=False)
+
+
+def demo_model() -> tuple[Veca, str]:
+    """Trained weights where the package carries some; otherwise random ones, and it says so."""
+    if names := bundled_models():
+        model = load(names[0])
+        return model, f"{names[0]}, trained; teacher: {model.card.get('teacher', 'see its card')}"
+    torch.manual_seed(0)
+    return create_model("veca_small").eval(), "random (veca_small): this build carries no trained weights"
+
+
+def draw(
+    photos: dict[str, object], maps: dict[tuple[str, int], np.ndarray], grids: dict[str, tuple[int, int]], weights: str
+) -> Picture:
+    """Photo, features with few cores, features with all: colours fitted jointly, so that they can be compared."""
+    painted = dict(zip(maps, colours(project(list(maps.values()))), strict=True))
+    sheet = Sheet(
+        "What the model sees",
+        f"Each patch's feature as a colour: similar colours, similar features, over all pictures here. Weights: {weights}.",
+        ["photo", *(f"{cores} cores" for cores in BUDGETS)],
+        [(name, grids[name][0] / grids[name][1]) for name in photos],
+        bar=False,
+    )
+    for row, (name, photo) in enumerate(photos.items()):
+        sheet.picture(row, 0, np.asarray(photo))
+        for column, cores in enumerate(BUDGETS, start=1):
+            sheet.picture(row, column, painted[name, cores].reshape(*grids[name], 3))
+    return Picture(sheet, {f"{name}_{cores}": painted[name, cores].reshape(*grids[name], 3) for name, cores in maps})
