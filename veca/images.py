@@ -50,6 +50,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}
 _limit_lock = threading.Lock()
 
 
@@ -133,9 +134,14 @@ def open_image(source: Source, max_pixels: int | None = MAX_PIXELS) -> Image.Ima
 
 
 def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """(width, height) as stored in the header, not turned; nothing is decoded and no limit applies."""
-    with open(path, "rb") as file:
-        return _open(file, str(path)).size
+    """(width, height) of the upright image, from the header: nothing is decoded, so no limit applies."""
+    try:
+        with open(path, "rb") as file:
+            image = _open(file, str(path))
+            turned = _turn(image) in _SIDEWAYS and image.format != "TIFF"  # whose size Pillow has turned already
+            return (image.height, image.width) if turned else image.size
+    except OSError as error:
+        raise InputError(f"{path}: {_line(error)}") from None
 
 
 def _read(file: Any, name: str, max_pixels: int | None) -> Image.Image:
@@ -147,7 +153,9 @@ def _open(file: Any, name: str) -> Image.Image:
         with _no_pillow_limit():
             return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise InputError(f"{name}: not an image this can read ({', '.join(FORMATS)})") from None
+        raise InputError(
+            f"{name}: not an image this can read ({', '.join(FORMATS)}), or its header is damaged"
+        ) from None
     except Exception as error:  # hostile bytes: OSError, SyntaxError, struct.error, IndexError, …
         raise InputError(f"{name}: damaged image ({_line(error)})") from None
 
@@ -162,12 +170,17 @@ def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Imag
         image.load()
     except Exception as error:  # the same
         raise InputError(f"{name}: damaged or truncated image ({_line(error)})") from None
-    try:  # read after loading: Pillow turns TIFF by itself and then drops the tag
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # unreadable EXIF says nothing about the picture
-        turn = None
+    turn = _turn(image)  # read after loading: Pillow turns TIFF by itself and then drops the tag
     image = _to_rgb(image, name)
     return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to set the image upright; unreadable EXIF says nothing about the picture."""
+    try:
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:
+        return None
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -1,0 +1,319 @@
+"""`veca features` as users run it: a process, on folders with good, broken and duplicate images, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import veca
+from veca.errors import InputError
+from veca.feature_folder import FeatureFolder
+from veca.features import PENDING, Decoded, batches, find_images, main
+
+SIZE, CORES = 48, 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with the real layout; what it computes is not the subject here."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    veca.create_model("veca_tiny", depth=2, width=32, heads=2, bank=16).save(folder)
+    return folder
+
+
+def photo(seed: int, width: int = 60, height: int = 48) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two grids; names that repeat in another folder, with another suffix, and with another content."""
+    top = tmp_path / "photos"
+    for name, seed, size in (
+        ("a.jpg", 1, (60, 48)),
+        ("a.png", 2, (60, 48)),
+        ("deep/er/a.jpg", 3, (48, 90)),
+        ("deep/b.webp", 4, (48, 90)),
+        ("deep/copy of a.jpg", 1, (60, 48)),
+        ("other/deep/b.webp", 5, (60, 48)),
+    ):
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(seed, *size).save(path)
+    (top / "notes.txt").write_text("not an image, and not taken for one")
+    (top / "._a.jpg").write_bytes(b"what another system leaves beside a.jpg")
+    return top
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "veca.cli", "features", *map(str, arguments)]
+
+
+def options(model: Path, out: Path, *more: object) -> list[str]:
+    return [str(value) for value in ("--out", out, "--model", model, "--size", SIZE, "--cores", CORES, *more)]
+
+
+def rows(out: Path) -> dict[str, dict[str, Any]]:
+    """The index by path; each path has one row."""
+    lines = [json.loads(line) for line in (out / "index.jsonl").read_text().splitlines()]
+    assert len({line["path"] for line in lines}) == len(lines)
+    return {line["path"]: line for line in lines}
+
+
+def check(out: Path, row: dict[str, Any], model: veca.Veca, dense: bool) -> None:
+    """What was written is what the library computes of this image alone."""
+    x = veca.preprocess(row["path"], size=SIZE, patch_size=model.patch_size)
+    with torch.inference_mode():
+        expected = model(x, cores=CORES)
+    with np.load(out / row["output"]) as features:
+        assert set(features) == ({"cls", "patches"} if dense else {"cls"})
+        assert features["cls"].dtype == np.float32
+        assert np.allclose(features["cls"], expected.cls[0], atol=1e-5)
+        if dense:
+            assert features["patches"].shape == (*expected.grid, model.num_features)
+            assert np.allclose(features["patches"], expected.patches[0].reshape(*expected.grid, -1), atol=1e-5)
+    assert tuple(row["grid"]) == expected.grid
+    with Image.open(row["path"]) as image:
+        assert tuple(row["size"]) == image.size
+
+
+def test_a_folder_with_good_broken_and_duplicate_images(photos: Path, model: Path, tmp_path: Path) -> None:
+    broken = photos / "deep" / "broken.jpg"
+    whole = (photos / "a.jpg").read_bytes()
+    broken.write_bytes(whole[: len(whole) - 200])
+    text = tmp_path / "list.txt"
+    text.write_text("named by the user, so it is tried")
+    out = tmp_path / "out"
+    arguments = (photos, text, photos / "a.jpg", *options(model, out, "--dense", "--batch", 4, "--workers", 2))
+    run = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+
+    assert run.returncode == 1, run.stderr
+    assert "6 images done, 2 could not be read" in run.stdout
+    assert f"{broken}: damaged or truncated image" in run.stderr
+    assert f"{text}: not an image" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert "8/8" in run.stderr
+    assert "images/s" in run.stderr
+    index = rows(out)
+    found = {str(path) for path in photos.rglob("*.*") if path.name not in ("notes.txt", "._a.jpg")}
+    assert set(index) == found | {str(text)}
+    assert {path for path, row in index.items() if "error" in row} == {str(broken), str(text)}
+    good = [row for row in index.values() if "output" in row]
+    assert len({row["output"] for row in good}) == 6
+    assert {tuple(row["grid"]) for row in good} == {(3, 4), (6, 3)}
+    loaded = veca.load(model)
+    for row in good:
+        check(out, row, loaded, dense=True)
+    assert json.loads((out / "settings.json").read_text())["size"] == SIZE
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="stalls the command at a named pipe")
+def test_killed_in_the_middle_and_resumed(model: Path, tmp_path: Path) -> None:
+    """The fifth of eight images is a pipe that nobody fills, so the kill always falls in the same place."""
+    top, out = tmp_path / "photos", tmp_path / "out"
+    top.mkdir()
+    for number in range(8):
+        photo(number).save(top / f"{number}.png")
+    pipe = top / "4.png"
+    content = pipe.read_bytes()
+    pipe.unlink()
+    os.mkfifo(pipe)
+    arguments = (top, *options(model, out, "--batch", 1, "--workers", 1))
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        index = out / "index.jsonl"
+        deadline = time.monotonic() + 120
+        while not index.exists() or index.read_bytes().count(b"\n") < 4:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(InputError, match="another run is writing"):
+            main([str(top), *options(model, out)])
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with open(pipe, "wb", buffering=0):  # the worker that waits for the pipe finds it empty, and its parent gone
+            pass
+    pipe.unlink()
+    pipe.write_bytes(content)
+    first = rows(out)
+    assert [Path(path).name for path in first] == ["0.png", "1.png", "2.png", "3.png"]
+    times = {row["output"]: (out / row["output"]).stat().st_mtime_ns for row in first.values()}
+    folder = (out / first[str(top / "0.png")]["output"]).parent
+    # A kill can also fall inside a write: half a row, and half a feature file under its temporary name.
+    with open(index, "a") as file:
+        file.write('{"path": "' + str(top / "5.png") + '", "outp')
+    (folder / ".5.png.abcd.partial.npz").write_bytes(b"PK\3\4")
+
+    run = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "4 images done, 4 were there before" in run.stdout
+    assert {output: (out / output).stat().st_mtime_ns for output in times} == times
+    second = rows(out)
+    assert sorted(second) == sorted(str(path) for path in top.iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number}.png.npz" for number in range(8)]
+    loaded = veca.load(model)
+    for row in second.values():
+        check(out, row, loaded, dense=False)
+
+
+def test_run_again_does_only_what_is_missing(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = [str(photos), *options(model, out, "--workers", 0)]
+    good = (photos / "a.jpg").read_bytes()
+    (photos / "a.jpg").write_bytes(b"")
+    assert main(arguments) == 1
+    assert "5 images done, 1 could not be read" in capsys.readouterr().out
+    assert main(arguments) == 1  # still broken, still said
+    captured = capsys.readouterr()
+    assert "0 images done, 5 were there before, 1 could not be read" in captured.out
+    assert str(photos / "a.jpg") in captured.err
+    (photos / "a.jpg").write_bytes(good)
+    (out / rows(out)[str(photos / "a.png")]["output"]).unlink()
+    photo(9).save(photos / "new.png")
+    assert main(arguments) == 0
+    assert "3 images done, 4 were there before" in capsys.readouterr().out
+    assert len(rows(out)) == 7
+    assert main(arguments) == 0
+    assert "0 images done, 7 were there before" in capsys.readouterr().out
+    assert all((out / row["output"]).is_file() for row in rows(out).values())
+
+
+def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start = [str(photos), *options(model, out, "--workers", 0)]
+    assert main(start) == 0
+    before = (out / "index.jsonl").read_bytes()
+    for change, message in (
+        (("--size", 64), r"made with size 48 \(now 64\)"),
+        (("--cores", 4), r"made with cores 8 \(now 4\)"),
+        (("--dense",), r"made with dense False \(now True\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            main([*start, *map(str, change)])
+    other = tmp_path / "other"
+    veca.create_model("veca_tiny", depth=2, width=32, heads=2, bank=16).save(other)
+    with pytest.raises(InputError, match="with other weights"):
+        main([*start, "--model", str(other)])
+    assert (out / "index.jsonl").read_bytes() == before
+    model.rename(tmp_path / "moved")  # the same weights under another name are the same model
+    try:
+        assert main([*start, "--model", str(tmp_path / "moved")]) == 0
+    finally:
+        (tmp_path / "moved").rename(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{photos}/absent.jpg"], "absent.jpg: no such file or folder"),
+        ([], "name at least one image or folder"),
+        (["{empty}"], "no images in"),
+        (["{photos}", "--model", "veca_tiny"], "no model at 'veca_tiny'"),
+        (["{photos}", "--cores", "17"], "cores must be a whole number from 1 to 16"),
+        (["{photos}", "--size", "0"], "--size must be at least 1"),
+        (["{photos}", "--batch", "0"], "--batch must be at least 1"),
+        (["{photos}", "--workers", "-1"], "--workers must be at least 0"),
+        (["{photos}", "--device", "nowhere"], "--device nowhere cannot be used here"),
+        (["{photos}", "--out", "{photos}/a.jpg"], "is a file; --out must be a folder"),
+        (["{photos}", "--out", "{photos}/a.jpg/b"], "cannot write"),
+    ],
+)
+def test_mistakes_get_one_line(arguments: list[str], message: str, photos: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    given = [argument.format(photos=photos, empty=tmp_path / "empty") for argument in arguments]
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=message) as caught:
+        main([*options(model, out), *given])
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_help_has_examples_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "veca features photos/ --out features/" in shown
+    assert "Exit status" in shown
+
+
+# --- the parts
+
+
+def test_images_are_found_once_in_a_fixed_order(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_images((photos,))
+    assert [str(path.relative_to(photos)) for path in found] == [
+        "a.jpg",
+        "a.png",
+        "deep/b.webp",
+        "deep/copy of a.jpg",
+        "deep/er/a.jpg",
+        "other/deep/b.webp",
+    ]
+    monkeypatch.chdir(photos)
+    assert find_images((Path("deep/../deep"), Path(), Path("a.png"))) == [*found[2:5], *found[:2], found[5]]
+
+
+def some(shapes: list[int], taken: list[int]) -> Iterator[Decoded]:
+    for number, shape in enumerate(shapes):
+        taken.append(number)
+        yield Decoded(Path(str(number)), (shape, 1), np.zeros((16 * shape, 16, 3), np.uint8) if shape else None, "")
+
+
+def test_batches_hold_equal_grids_and_few_images_wait() -> None:
+    rng = np.random.default_rng(0)
+    shapes = [int(shape) for shape in rng.integers(0, 40, 500)]  # 0 is an unreadable one
+    taken: list[int] = []
+    seen: list[int] = []
+    for batch in batches(some(shapes, taken), 4):
+        assert 1 <= len(batch) <= 4
+        assert len({shapes[int(item.path.name)] for item in batch}) == 1
+        assert batch[0].pixels is not None or len(batch) == 1
+        assert len(taken) - len(seen) <= PENDING * 4 + 1
+        seen += [int(item.path.name) for item in batch]
+    assert sorted(seen) == list(range(500))
+    assert [len(batch) for batch in batches(some([1, 2] * 9, []), 4)] == [4, 4, 4, 4, 1, 1]
+
+
+def test_output_names_differ_and_fit_the_file_system(tmp_path: Path) -> None:
+    long = "é" * 120  # 240 bytes
+    paths = [Path("/x/a.jpg"), Path("/y/x/a.jpg"), Path("/x/a.png"), Path("/a.jpg"), Path(f"/x/{long}.jpg")]
+    paths += [Path(f"/x/{long}.png"), Path(f"/{long}/a.jpg"), Path("/x/line\nbreak.jpg"), Path("/x/\udcff.jpg")]
+    with FeatureFolder(tmp_path / "out", {}) as folder:
+        for path in paths:
+            folder.add(path, {"cls": np.zeros(2, np.float32)}, (1, 1), (1, 1))
+    with FeatureFolder(tmp_path / "out", {}) as folder:
+        assert all(folder.has(path) for path in paths)
+    assert len(list((tmp_path / "out").glob("*/*.npz"))) == len(paths)
+
+
+def test_an_index_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    index = out / "index.jsonl"
+    index.write_text("the user's own\nfile\n")
+    with pytest.raises(InputError, match="has an index but no settings"):
+        FeatureFolder(out, {}).__enter__()
+    (out / "settings.json").write_text("{}")
+    with pytest.raises(InputError, match="line 1 is not a row"):
+        FeatureFolder(out, {}).__enter__()
+    assert index.read_text() == "the user's own\nfile\n"
+    (out / "settings.json").write_text("{")
+    with pytest.raises(InputError, match="is not readable"):
+        FeatureFolder(out, {}).__enter__()

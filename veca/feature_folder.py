@@ -1,0 +1,144 @@
+"""The folder that `veca features` writes: features, an index, and the settings they were made with.
+
+It survives being killed at any moment: a feature file appears whole and before its row, and a row cut short is dropped
+when the folder is opened again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from veca.errors import InputError
+from veca.files import whole_file, write_json, write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+
+class FeatureFolder:
+    """Open for one run; what an earlier run with the same settings finished is kept.
+
+    >>> with FeatureFolder("features", {"model": "veca-s14", "size": 512}) as folder:
+    ...     if not folder.has(path):
+    ...         folder.add(path, {"cls": cls}, size=(640, 480), grid=(32, 43))
+    """
+
+    def __init__(self, folder: str | Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = Path(folder), settings
+        self.done: set[str] = set()
+        self._lock: IO[str] | None = None
+        self._index: IO[str] | None = None
+
+    def __enter__(self) -> FeatureFolder:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder} is a file; --out must be a folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._take()
+            self._clean()
+            self._index = open(self.index_path, "a", encoding="utf-8")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (self._index, self._lock):
+            if file is not None:
+                file.close()
+
+    @property
+    def index_path(self) -> Path:
+        return self.folder / "index.jsonl"
+
+    def has(self, path: Path) -> bool:
+        return str(path) in self.done
+
+    def add(
+        self, path: Path, features: dict[str, np.ndarray[Any, Any]], size: tuple[int, int], grid: tuple[int, int]
+    ) -> None:
+        """Write the features of the image at `path` (absolute), then its row."""
+        output = self.output(path)
+        with whole_file(self.folder / output) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **features)  # type: ignore[arg-type]  # numpy's stub takes the names for its own option
+        self._append({"path": str(path), "output": output, "size": list(size), "grid": list(grid)})
+
+    def add_error(self, path: Path, error: str) -> None:
+        self._append({"path": str(path), "error": error})
+
+    @staticmethod
+    def output(path: Path) -> str:
+        """Where the features of an image go, from its path alone: a run that continues needs no bookkeeping."""
+        return f"{_shorten(path.parent.name)}-{_digest(path.parent)}/{_shorten(path.name)}.npz"
+
+    def _append(self, row: dict[str, Any]) -> None:
+        assert self._index is not None
+        self._index.write(json.dumps(row) + "\n")  # ASCII: a path of any bytes is written, and read back the same
+        self._index.flush()
+
+    def _take(self) -> None:
+        """Claim the folder for this run, and check that what is in it was made the same way."""
+        path = self.folder / "settings.json"
+        if not path.exists():
+            if self.index_path.exists():
+                raise InputError(f"{self.folder} has an index but no settings.json; use another --out")
+            write_json(path, self.settings)
+        # A record lock belongs to this process alone: it ends with it, however it ends, and no worker inherits it.
+        self._lock = open(path, "r+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        if fcntl is not None:
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"another run is writing to {self.folder}; wait, or use another --out") from None
+        try:
+            before = json.loads(self._lock.read())
+        except ValueError:
+            raise InputError(f"{path} is not readable; use another --out") from None
+        # The model's name may differ as long as its weights are the same.
+        changed = [name for name in self.settings if name != "model" and before.get(name) != self.settings[name]]
+        if changed:
+            what = ", ".join(f"{name} {before.get(name)} (now {self.settings[name]})" for name in changed)
+            if "weights" in changed:
+                what = f"the model {before.get('model')} with other weights"
+            raise InputError(f"{self.folder} holds features made with {what}; use another --out, or the same settings")
+
+    def _clean(self) -> None:
+        """Keep the index's good rows: not a row cut short, a failure (to be tried again), or a file that is gone."""
+        for partial in self.folder.glob("*/.*.partial.npz"):  # left by a kill in the middle of a write
+            partial.unlink()
+        if not self.index_path.exists():
+            return
+        kept, lines = [], self.index_path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                path, output = row["path"], row.get("output")
+            except (ValueError, KeyError, TypeError, AttributeError):
+                if number < len(lines):
+                    raise InputError(f"{self.index_path} line {number} is not a row of an index") from None
+                break  # the last: empty, or cut short
+            if output is not None and path not in self.done and (self.folder / output).is_file():
+                kept.append(line)
+                self.done.add(path)
+        write_text(self.index_path, "".join(f"{line}\n" for line in kept))
+
+
+def _digest(path: Path | str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:10]
+
+
+def _shorten(name: str) -> str:
+    """File systems stop at 255 bytes, and a file being written has a longer name than the finished one."""
+    whole = os.fsencode(name)
+    return name if len(whole) <= 200 else f"{whole[:180].decode('utf-8', 'ignore')}-{_digest(name)}"
