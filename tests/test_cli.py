@@ -66,3 +66,18 @@ def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
     assert row["veca"]["64"] == 12 * block + 2 * patches * 768 * width + heads
     assert row["dinov3"] > 7 * row["veca"]["64"]
     assert f"{row['veca']['64'] / 1e9:,.1f}" in done.stdout
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys, veca.cli; veca.cli.main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_public_names() -> None:
+    import veca
+
+    for name in veca.__all__:
+        assert getattr(veca, name) is not None
+    assert set(veca.__all__) == {*veca._PUBLIC, "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        veca.lod  # noqa: B018

@@ -84,7 +84,9 @@ def expected_forward(model: Veca, images: Tensor, cores: int) -> tuple[Tensor, T
             return y.reshape(batch, -1, config.heads, d)
 
         def turned(y: Tensor) -> Tensor:
-            return torch.view_as_real(torch.view_as_complex(heads(y).reshape(batch, -1, config.heads, d // 2, 2)) * turn)
+            return torch.view_as_real(
+                torch.view_as_complex(heads(y).reshape(batch, -1, config.heads, d // 2, 2)) * turn
+            )
 
         y = norm(x, f"blocks.{layer}.norm_attn")
         q, k = (turned(linear(y, f"blocks.{layer}.attn.{n}_proj")).flatten(-2) for n in "qk")
@@ -347,9 +349,7 @@ def test_export_with_dynamic_shapes(variant: str) -> None:
         model, (torch.randn(2, 3, 3 * patch, 4 * patch),), {"cores": 8}, dynamic_shapes=shapes
     ).module()
     images = torch.randn(3, 3, 5 * patch, 2 * patch)
-    torch.testing.assert_close(
-        exported(images, cores=8).patches, model(images, cores=8).patches, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(exported(images, cores=8).patches, model(images, cores=8).patches, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -196,7 +196,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 # The hub, by its local cache layout.
 
 
-def test_hub_id_from_the_local_cache(folder: Path, model: Veca, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_from_the_local_cache(
+    folder: Path, model: Veca, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, commit = tmp_path / "hub", "0" * 40
     repository = cache / "models--someone--veca-mini"
     snapshot = repository / "snapshots" / commit
@@ -314,9 +316,7 @@ def test_saving_over_a_file_is_refused(model: Veca, tmp_path: Path) -> None:
         model.save(tmp_path / "file")
 
 
-def test_a_failed_save_leaves_the_old_model(
-    folder: Path, model: Veca, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_the_old_model(folder: Path, model: Veca, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Veca(TINY)
 
     def full_disk(*arguments: object, **more: object) -> None:
@@ -325,7 +325,11 @@ def test_a_failed_save_leaves_the_old_model(
     monkeypatch.setattr("veca.weights.save_file", full_disk)
     with pytest.raises(OSError, match="No space"):
         other.save(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
     assert same(veca.load(folder), model)
 
 

@@ -1,17 +1,38 @@
 """VECA: a vision backbone whose patches talk only through a few learned cores (arXiv 2605.12491).
 
-    import veca
-    model = veca.load("veca-s14")
-    out = model(veca.preprocess("photo.jpg", size=512, patch_size=model.patch_size), cores=16)
+import veca
+model = veca.load("veca-s14")
+out = model(veca.preprocess("photo.jpg", size=512, patch_size=model.patch_size), cores=16)
 """
 
-from veca._version import __version__
-from veca.config import VecaConfig, list_models
-from veca.errors import InputError
-from veca.images import preprocess
-from veca.model import Veca, VecaOutput, create_model
-from veca.weights import bundled_models, load
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from typing import TYPE_CHECKING, Any
+
+from veca._version import __version__
+
+if TYPE_CHECKING:
+    from veca.config import VecaConfig, list_models
+    from veca.errors import InputError
+    from veca.images import preprocess
+    from veca.model import Veca, VecaOutput, create_model
+    from veca.weights import bundled_models, load
+
+# Where each public name lives. They are imported at first use: `veca --help` need not wait seconds for PyTorch.
+_PUBLIC = {
+    "InputError": "veca.errors",
+    "Veca": "veca.model",
+    "VecaConfig": "veca.config",
+    "VecaOutput": "veca.model",
+    "bundled_models": "veca.weights",
+    "create_model": "veca.model",
+    "list_models": "veca.config",
+    "load": "veca.weights",
+    "preprocess": "veca.images",
+}
 
 __all__ = [
     "InputError",
@@ -25,3 +46,24 @@ __all__ = [
     "load",
     "preprocess",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'veca' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """`veca.transformers`: registers with the Auto classes on first use, so that `import veca` stays quick."""
+        if name == "transformers":
+            import veca.integrations.transformers as module
+
+            return module
+        raise AttributeError(f"module 'veca' has no attribute {name!r}")

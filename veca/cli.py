@@ -1,6 +1,6 @@
 """The command `veca`: one line per subcommand, loaded only when it is called.
 
-    veca features photos/ --out features/        veca --help
+veca features photos/ --out features/        veca --help
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ import inspect
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import tyro
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -44,10 +45,11 @@ def main(arguments: list[str]) -> None:
     console = Console()
     model, weights = demo_model()
     console.print(f"Weights: {weights}", highlight=False)
-    folder = Path(require("skimage.data", "demo").__file__).parent
+    folder = Path(str(require("skimage.data", "demo").__file__)).parent
     photos = {name: open_image(folder / file) for name, file in PHOTOS.items()}
     maps: dict[tuple[str, int], np.ndarray] = {}
-    grids, rows = {}, []
+    grids: dict[str, tuple[int, int]] = {}
+    rows: list[dict[str, Any]] = []
     with console.status("looking at the photographs"), torch.inference_mode():
         for name, photo in photos.items():
             images = preprocess(photo, size=settings.size, patch_size=model.patch_size)
@@ -60,7 +62,11 @@ def main(arguments: list[str]) -> None:
                 maps[name, cores] = unit(out.patches[0])
                 grids[name] = out.grid
             cosine = float((maps[name, BUDGETS[0]] * maps[name, BUDGETS[-1]]).sum(-1).mean())
-            row = {"photo": name, "size": list(images.shape[-2:]), "patches": len(maps[name, BUDGETS[0]])}
+            row: dict[str, Any] = {
+                "photo": name,
+                "size": list(images.shape[-2:]),
+                "patches": len(maps[name, BUDGETS[0]]),
+            }
             rows.append({**row, "seconds": {str(cores): times[cores] for cores in BUDGETS}, "cosine": cosine})
     paths = draw(photos, maps, grids, weights).write(settings.out, "features")
     write_json(settings.out / "demo.json", {"weights": weights, "cores": BUDGETS, "photos": rows})
@@ -83,7 +89,10 @@ def demo_model() -> tuple[Veca, str]:
 
 
 def draw(
-    photos: dict[str, object], maps: dict[tuple[str, int], np.ndarray], grids: dict[str, tuple[int, int]], weights: str
+    photos: dict[str, Image.Image],
+    maps: dict[tuple[str, int], np.ndarray],
+    grids: dict[str, tuple[int, int]],
+    weights: str,
 ) -> Picture:
     """Photo, features with few cores, features with all: colours fitted jointly, so that they can be compared."""
     painted = dict(zip(maps, colours(project(list(maps.values()))), strict=True))
@@ -91,7 +100,7 @@ def draw(
         "What the model sees",
         f"Each patch's feature as a colour: similar colours, similar features, over all pictures here. Weights: {weights}.",
         ["photo", *(f"{cores} cores" for cores in BUDGETS)],
-        [(name, grids[name][0] / grids[name][1]) for name in photos],
+        [(name, "", grids[name][0] / grids[name][1]) for name in photos],
         bar=False,
     )
     for row, (name, photo) in enumerate(photos.items()):

@@ -81,9 +81,16 @@ def main(arguments: list[str]) -> None:
         ("parameters", f"{about['parameters']:,} ({about['bytes_float32'] / 1e6:.0f} MB in float32)"),
         ("layers", f"{config['depth']} of width {config['width']}, {config['heads']} heads, {config['mlp']} MLP"),
         ("patch size", config["patch_size"]),
-        ("cores", f"any number from 1 to {config['bank']}; budgets of training: {', '.join(map(str, about['budgets']))}"),
+        (
+            "cores",
+            f"any number from 1 to {config['bank']}; budgets of training: {', '.join(map(str, about['budgets']))}",
+        ),
         ("attention", config["attention"]),
-        *(("weights: " + key, value) for key, value in about["weights"].items() if isinstance(value, (str, int, float))),
+        *(
+            ("weights: " + key, value)
+            for key, value in about["weights"].items()
+            if isinstance(value, (str, int, float))
+        ),
     ):
         console.print(f"  {name:<20} {value}", highlight=False, soft_wrap=True)
     table = Table(title="GFLOPs of one image (PyTorch's flop counter)", title_justify="left")

@@ -28,7 +28,7 @@ from veca.model import Veca
 from veca.official import config_of_official, is_official, tensors_of_official
 
 BUNDLED = Path(__file__).parent / "bundled"  # one model folder per name that `veca.load` knows without a path
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 
 
 def bundled_models() -> list[str]:
@@ -49,6 +49,8 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
     with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
         save_file(tensors, temporary, metadata={"veca": json.dumps({**about, "crc32": checksums}), "format": "pt"})
     write_json(folder / CONFIG, {"model_type": "veca", **model.config.to_dict(), "card": model.card})
+    if not (folder / PROCESSOR).exists():  # what AutoImageProcessor of transformers looks for
+        write_json(folder / PROCESSOR, {"image_processor_type": "VecaImageProcessor", "patch_size": model.patch_size})
 
 
 def load(
@@ -142,6 +144,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[st
     for name, expected in (about.get("crc32") or {}).items():
         if name in tensors and checksum(tensors[name]) != expected:
             raise InputError(f"{path} is damaged: the content of tensor {name} does not match its checksum")
+    if any(name.startswith("veca.") for name in tensors):  # a transformers model with a head: the backbone is inside it
+        tensors = {name.removeprefix("veca."): value for name, value in tensors.items() if name.startswith("veca.")}
     if "config" in about:
         return tensors, VecaConfig.from_dict(about["config"]), about.get("card") or {}
     if is_official(tensors):
@@ -170,7 +174,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if (damaged := archive.testzip()) is not None:
-                    raise InputError(f"{path} is damaged: the content of its record {damaged} does not match its checksum")
+                    raise InputError(
+                        f"{path} is damaged: the content of its record {damaged} does not match its checksum"
+                    )
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
