@@ -136,7 +136,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[st
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("veca", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {one_line(error)}") from error
     if not isinstance(about, dict):
