@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from typing import TYPE_CHECKING, Any
-
 from veca._version import __version__
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "transformers":  # registers with the Auto classes, where transformers is installed
+        return importlib.import_module("veca.integrations.transformers")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'veca' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
@@ -56,14 +56,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """`veca.transformers`: registers with the Auto classes on first use, so that `import veca` stays quick."""
-        if name == "transformers":
-            import veca.integrations.transformers as module
-
-            return module
-        raise AttributeError(f"module 'veca' has no attribute {name!r}")
