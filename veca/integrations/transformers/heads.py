@@ -1,0 +1,121 @@
+"""Linear heads: the ones that `veca probe` and `veca finetune` train, as `transformers` models.
+
+model, processor = from_probe("pets/heads/veca-s14-256px-64cores")
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import DepthEstimatorOutput, ImageClassifierOutput, SemanticSegmenterOutput
+from transformers.utils import can_return_tuple
+
+from veca.integrations.transformers.configuration import VecaConfig
+from veca.integrations.transformers.modeling import Seen, VecaPreTrainedModel
+from veca.probes.depth import metres, scale_invariant
+
+
+def on_grid(head: nn.Linear, seen: Seen) -> Tensor:
+    """B×K×h×w: a linear layer on each patch with the global feature appended, which is applied only once."""
+    width = seen.tokens.shape[-1]
+    whole = nn.functional.linear(seen.tokens[:, 0], head.weight[:, width:], head.bias)  # B×K
+    logits = nn.functional.linear(seen.patches, head.weight[:, :width]) + whole[:, None]
+    on_map: Tensor = logits.transpose(1, 2).unflatten(-1, seen.grid)
+    return on_map
+
+
+def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:  # B×K×h×w → B×K×H×W
+    return nn.functional.interpolate(maps.float(), size=size, mode="bilinear", align_corners=False)
+
+
+class VecaForImageClassification(VecaPreTrainedModel):
+    """A linear layer on the global feature (the first core)."""
+
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        width = self.veca.config.feature_width
+        self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor,  # B×3×H×W
+        labels: Tensor | None = None,  # B, or B×K for several labels an image
+        cores: int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> ImageClassifierOutput:
+        seen = self.see(pixel_values, cores, output_hidden_states, output_attentions)
+        logits = self.classifier(seen.tokens[:, 0])
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=seen.hidden_states, attentions=seen.attentions
+        )
+
+
+class VecaForSemanticSegmentation(VecaPreTrainedModel):
+    """A linear layer on each patch with the global feature appended; `logits` are on the patch grid."""
+
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.classifier = nn.Linear(2 * self.veca.config.feature_width, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor,  # B×3×H×W
+        labels: Tensor | None = None,  # B×H×W
+        cores: int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> SemanticSegmenterOutput:
+        seen = self.see(pixel_values, cores, output_hidden_states, output_attentions)
+        logits = on_grid(self.classifier, seen)
+        loss = None
+        if labels is not None:
+            ignore = self.config.semantic_loss_ignore_index
+            size = (labels.shape[-2], labels.shape[-1])
+            loss = nn.functional.cross_entropy(resize(logits, size), labels.long(), ignore_index=ignore)
+        return SemanticSegmenterOutput(
+            loss=loss, logits=logits, hidden_states=seen.hidden_states, attentions=seen.attentions
+        )
+
+
+class VecaForDepthEstimation(VecaPreTrainedModel):
+    """A linear layer on each patch with the global feature appended; `predicted_depth` is in metres, B×H×W."""
+
+    def __init__(self, config: VecaConfig) -> None:
+        super().__init__(config)
+        outputs = config.depth_bins if config.depth_head == "bins" else 1
+        self.head = nn.Linear(2 * self.veca.config.feature_width, outputs)
+        self.post_init()
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        pixel_values: Tensor,  # B×3×H×W
+        labels: Tensor | None = None,  # B×H×W in metres, 0 where unknown
+        cores: int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> DepthEstimatorOutput:
+        seen = self.see(pixel_values, cores, output_hidden_states, output_attentions)
+        config = self.config
+        maps = on_grid(self.head, seen).float()
+        guess = torch.stack([metres(one, config.depth_head, config.min_depth, config.max_depth) for one in maps])
+        loss = None
+        if labels is not None:
+            sized = resize(guess, (labels.shape[-2], labels.shape[-1]))[:, 0]
+            known = [label > 0 for label in labels]
+            losses = [scale_invariant(g[k], d[k]) for g, d, k in zip(sized, labels, known, strict=True) if k.any()]
+            loss = torch.stack(losses).mean() if losses else guess.sum() * 0
+        return DepthEstimatorOutput(
+            loss=loss,
+            predicted_depth=resize(guess, (pixel_values.shape[-2], pixel_values.shape[-1]))[:, 0],
+            hidden_states=seen.hidden_states,
+            attentions=seen.attentions,
+        )
