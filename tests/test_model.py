@@ -303,6 +303,30 @@ def test_jitter_has_the_stated_ranges() -> None:
     assert (shift[:, 0] != shift[:, 1]).all()
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_in_half_precision(dtype: torch.dtype, checkpointing: bool) -> None:
+    """Under autocast and as a converted model, the gradient points where the float32 one does."""
+
+    def gradient(model: Veca, cast: bool) -> Tensor:
+        torch.manual_seed(1)  # the positions' jitter
+        with torch.autocast("cpu", dtype=dtype, enabled=cast):
+            out = model(images.to(model.bank.tokens.dtype), cores=6)
+        out.patches.float().square().mean().backward()
+        grad = model.bank.tokens.grad
+        assert grad is not None
+        model.zero_grad()
+        return grad.float().flatten()
+
+    images = torch.randn(2, 3, 64, 48)
+    model = Veca(VecaConfig(depth=2, width=48, heads=2, bank=8, out_width=7)).train()
+    model.set_grad_checkpointing(checkpointing)
+    exact, cast = gradient(model, cast=False), gradient(model, cast=True)
+    half = gradient(model.to(dtype), cast=False)
+    assert nn.functional.cosine_similarity(exact, cast, dim=0) > 0.99
+    assert nn.functional.cosine_similarity(exact, half, dim=0) > 0.99
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradient_checkpointing_changes_nothing(variant: str) -> None:
     model = small(**VARIANTS[variant]).train()
@@ -454,6 +478,8 @@ def test_every_size_by_name(name: str) -> None:
     [
         ({"heads": 5}, "multiple of 4 × heads"),
         ({"depth": 0}, "depth must be a whole number"),
+        ({"bank": 10**9}, "bank must be a whole number from 1 to 4096"),
+        ({"mlp_ratio": "4"}, "mlp_ratio must be a number"),
         ({"attention": "sparse"}, "one of"),
         ({"positions": "none"}, "'rope' or 'table'"),
         ({"depht": 3}, "no setting depht"),

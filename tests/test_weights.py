@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import veca
@@ -250,6 +252,32 @@ def test_every_flipped_byte_is_noticed(folder: Path) -> None:
             assert position < header
             path.write_bytes(content)
             assert same(loaded, veca.load(path))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6), st.booleans())
+def test_any_damage_is_an_input_error_or_harmless(folder: Path, damage: list[tuple[float, int]], head: bool) -> None:
+    """Bytes overwritten anywhere, or all in the header: never another kind of exception, never a hang."""
+    path = folder / "model.safetensors"
+    if not (folder / "original").is_file():
+        shutil.copy(path, folder / "original")
+    content = bytearray((folder / "original").read_bytes())
+    reach = int.from_bytes(content[:8], "little") + 8 if head else len(content)
+    for where, value in damage:
+        content[min(int(where * reach), reach - 1)] = value
+    path.write_bytes(content)
+    try:
+        veca.load(path)
+    except veca.InputError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("value", ["[]", "3", '{"config": []}', '{"config": {"depth": "x"}}', '{"crc32": 3}', "{"])
+def test_hostile_metadata(folder: Path, value: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"veca": value})
+    with pytest.raises(veca.InputError):
+        veca.load(folder / "model.safetensors")
 
 
 def test_wrong_shape_missing_and_surplus_tensors_are_named(folder: Path) -> None:

@@ -8,6 +8,18 @@ from typing import Any, Literal
 from veca.errors import InputError
 
 
+# Far beyond any sensible model, and small enough that a hostile config.json cannot hang whoever loads it.
+LIMITS = {
+    "depth": 256,
+    "width": 16384,
+    "heads": 1024,
+    "patch_size": 256,
+    "bank": 4096,
+    "out_width": 65536,
+    "table_size": 1024,
+}
+
+
 @dataclass(frozen=True)
 class VecaConfig:
     """Everything that decides the names and shapes of the weights, and what the forward pass computes.
@@ -31,12 +43,16 @@ class VecaConfig:
     table_size: int = 37  # the table covers this many patches along each axis before it is resized to the grid
 
     def __post_init__(self) -> None:
-        for name in ("depth", "width", "heads", "patch_size", "bank", "table_size"):
+        for name, limit in LIMITS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"VecaConfig.{name} must be a whole number of at least 1, not {value!r}")
-        if self.out_width is not None and (not isinstance(self.out_width, int) or self.out_width < 1):
-            raise InputError(f"VecaConfig.out_width must be None or a whole number, not {self.out_width!r}")
+            if name == "out_width" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise InputError(f"VecaConfig.{name} must be a whole number from 1 to {limit}, not {value!r}")
+        for name in ("mlp_ratio", "norm_eps", "rope_zero_fraction"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InputError(f"VecaConfig.{name} must be a number, not {value!r}")
         if self.width % self.heads or self.head_width % 4:
             raise InputError(
                 f"VecaConfig.width must be a multiple of 4 × heads (rotary positions turn pairs of channels along two "
@@ -71,6 +87,8 @@ class VecaConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> VecaConfig:
         """Read a dictionary such as config.json holds; unknown names are refused, missing ones get the default."""
+        if not isinstance(values, dict):
+            raise InputError(f"the model's config is a {type(values).__name__}, not a table of settings")
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

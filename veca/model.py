@@ -137,7 +137,9 @@ class Veca(nn.Module):
             raise InputError(f"images must be floating point, normalised as veca.preprocess does, not {images.dtype}")
         budget = self.default_cores if cores is None else cores
         if isinstance(budget, bool) or not isinstance(budget, (int, torch.SymInt)):
-            raise InputError(f"cores must be a whole number from 1 to {self.config.bank}, or None for all, not {cores!r}")
+            raise InputError(
+                f"cores must be a whole number from 1 to {self.config.bank}, or None for all, not {cores!r}"
+            )
         if not 1 <= budget <= self.config.bank:
             raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
         return budget

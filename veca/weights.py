@@ -139,15 +139,16 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[st
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {one_line(error)}") from error
-    if not isinstance(about, dict):
+    card, checksums = (about.get(key) or {} for key in ("card", "crc32")) if isinstance(about, dict) else (None, None)
+    if not isinstance(card, dict) or not isinstance(checksums, dict):
         raise InputError(f"{path}: its metadata is damaged (not a table of settings)")
-    for name, expected in (about.get("crc32") or {}).items():
+    for name, expected in checksums.items():
         if name in tensors and checksum(tensors[name]) != expected:
             raise InputError(f"{path} is damaged: the content of tensor {name} does not match its checksum")
     if any(name.startswith("veca.") for name in tensors):  # a transformers model with a head: the backbone is inside it
         tensors = {name.removeprefix("veca."): value for name, value in tensors.items() if name.startswith("veca.")}
     if "config" in about:
-        return tensors, VecaConfig.from_dict(about["config"]), about.get("card") or {}
+        return tensors, VecaConfig.from_dict(about["config"]), card
     if is_official(tensors):
         return tensors_of_official(tensors), config_of_official(tensors, None), {"origin": "the authors' checkpoint"}
     return tensors, *read_config(path.with_name(CONFIG))
@@ -165,7 +166,8 @@ def read_config(path: Path) -> tuple[VecaConfig, dict[str, Any]]:
         kind = values.get("model_type") if isinstance(values, dict) else type(values).__name__
         raise InputError(f"{path} does not describe a VECA model (its model_type is {kind!r})")
     own = {name: value for name, value in values.items() if name in VecaConfig.__dataclass_fields__}
-    return VecaConfig.from_dict(own), values.get("card") or {}
+    card = values.get("card")
+    return VecaConfig.from_dict(own), card if isinstance(card, dict) else {}
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str, Any]]:
