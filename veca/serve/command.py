@@ -1,0 +1,85 @@
+"""`veca serve`: load the model, listen, and on SIGTERM finish what was accepted."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+import socket
+
+from veca.errors import InputError, require
+from veca.serve.settings import Settings, parse
+
+
+def main(arguments: list[str]) -> int:
+    settings = parse(arguments)
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        require(module, "serve")
+    import uvicorn
+
+    from veca.features import device
+    from veca.serve.app import create_app
+    from veca.serve.protocol import DrainingServer, GuardedProtocol
+    from veca.serve.service import Service
+    from veca.weights import load
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    token = settings.token()
+    model = load(settings.model, device=device(settings.device)).requires_grad_(False)
+    settings.check_model(model.config)
+    with listen(settings) as listener:
+        service = Service(model, settings)
+        service.start()
+        GuardedProtocol.client_seconds = settings.client_timeout
+        GuardedProtocol.max_connections = settings.connections
+        config = uvicorn.Config(
+            create_app(service, token),
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            # Longer than any accepted request may take, and an end even so.
+            timeout_graceful_shutdown=int(settings.timeout + settings.client_timeout) + 1,
+        )
+        server = DrainingServer(config, service.drain)
+        # uvicorn raises the signal again once it is done; by then there is nothing left for it to do.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        print(f"{settings.model} at {address(listener)}", flush=True)
+        warn(settings, token)
+        server.run(sockets=[listener])
+    service.stop()
+    print("stopped", flush=True)
+    return 0
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket; a port that is taken is said before the model starts."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        raise InputError(f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}") from error
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def warn(settings: Settings, token: bytes | None) -> None:
+    try:
+        open_to_all = not ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        open_to_all = settings.host != "localhost"
+    if open_to_all and token is None:
+        logging.getLogger("veca.serve").warning(
+            "anyone who reaches %s can use this service: set VECA_TOKEN or --token-file", settings.host
+        )

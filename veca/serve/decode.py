@@ -1,0 +1,67 @@
+"""From uploaded bytes to the picture the model sees; sizes are checked from the header, before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from veca.errors import InputError
+from veca.images import _open, grid_size, open_image, resize_to_patches
+from veca.serve.problems import Problem
+
+
+class Picture(NamedTuple):
+    pixels: np.ndarray[Any, Any]  # H×W×3 uint8, whole patches
+    grid: tuple[int, int]
+    width: int  # of the upright photo
+    height: int
+
+
+class Decoder:
+    def __init__(self, patch_size: int, max_pixels: int, model_pixels: int) -> None:
+        """`max_pixels` bounds an uploaded photo, `model_pixels` what it is resized to."""
+        self.patch_size, self.max_pixels, self.model_pixels = patch_size, max_pixels, model_pixels
+
+    def picture(self, body: bytes, size: int, name: str) -> Picture:
+        photo = self.photo(body, size, name)
+        pixels = np.asarray(resize_to_patches(photo, size, self.patch_size, self.model_pixels, name))
+        height, width = pixels.shape[:2]
+        return Picture(pixels, (height // self.patch_size, width // self.patch_size), photo.width, photo.height)
+
+    def photo(self, body: bytes, size: int, name: str) -> Image.Image:
+        """The upright RGB photo, once its header says that it and its resized self are small enough."""
+        self.check(body, size, name)
+        try:
+            return open_image(body, self.max_pixels)
+        except InputError as error:
+            raise Problem(422, "damaged_image", f"{name}: {_without_name(error)}") from None
+        except MemoryError:
+            raise Problem(
+                503, "no_memory", f"{name}: not enough memory to decode it now", {"Retry-After": "5"}
+            ) from None
+
+    def check(self, body: bytes, size: int, name: str) -> None:
+        try:
+            header = _open(io.BytesIO(body), name)
+        except InputError as error:
+            raise Problem(415, "not_an_image", str(error)) from None
+        width, height = header.size
+        if width * height > self.max_pixels:
+            message = f"{name}: {width}×{height} is over the limit of {self.max_pixels} pixels"
+            raise Problem(413, "too_many_pixels", message)
+        if width < 1 or height < 1:
+            raise Problem(422, "damaged_image", f"{name}: its header says {width}×{height} pixels")
+        h, w = grid_size(width, height, size, self.patch_size)
+        if h * w * self.patch_size**2 > self.model_pixels:
+            message = (
+                f"{name}: {width}×{height} with its shorter side resized to {size} is over the limit of "
+                f"{self.model_pixels} pixels; crop it, or ask for a smaller size"
+            )
+            raise Problem(422, "too_elongated", message)
+
+
+def _without_name(error: InputError) -> str:
+    return str(error).removeprefix("image bytes: ")

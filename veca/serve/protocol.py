@@ -1,0 +1,116 @@
+"""Connections that cannot be held for ever: uvicorn's HTTP/1.1 protocol with a time limit on each thing a client does.
+
+uvicorn bounds the pause between two requests, the service bounds the time of an upload. What is left, and bounded here:
+a head sent byte by byte, a body that goes on after its request was refused, an answer that is never read, and the
+number of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import h11
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from veca.serve.problems import problem_body
+
+LINGER = 5.0  # seconds that the rest of a refused upload is read and thrown away, so that the client sees the answer
+GRACE = 0.3  # seconds after SIGTERM in which requests already on the wire are still taken
+
+
+class GuardedProtocol(H11Protocol):
+    client_seconds = 30.0
+    max_connections = 256
+
+    guard: asyncio.TimerHandle | None = None
+    guarded: str = ""  # what the timer is running for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.write(
+                _raw(503, "Service Unavailable", "too_many_connections", "too many connections", retry=True)
+            )
+            transport.close()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._set("", 0)
+
+    def send_400_response(self, msg: str) -> None:
+        self.transport.write(_raw(400, "Bad Request", "bad_http", msg))
+        self.transport.close()
+
+    def _watch(self) -> None:
+        """Start the timer that fits what the connection is waiting for; a client's next byte does not restart it."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self.transport.is_closing() or self.flow.write_paused:
+            self._set("taking the answer", self.client_seconds)
+        elif answering:
+            self._set("", 0)
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._set("the rest of a refused upload", LINGER)
+        elif self.cycle is None or self.conn.trailing_data[0]:
+            self._set("the head of a request", self.client_seconds)
+        elif self.transport.get_write_buffer_size():
+            self._set("taking the answer", self.client_seconds)
+        else:
+            self._set("", 0)  # idle: uvicorn's keep-alive timer runs
+
+    def _set(self, what: str, seconds: float) -> None:
+        if what == self.guarded:
+            return
+        if self.guard is not None:
+            self.guard.cancel()
+        self.guarded = what
+        self.guard = self.loop.call_later(seconds, self._expire) if what else None
+
+    def _expire(self) -> None:
+        if self.guarded == "the head of a request" and not self.transport.is_closing():
+            self.transport.write(_raw(408, "Request Timeout", "slow_request", "the request took too long"))
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # a close would wait for the client to read
+        else:
+            self.transport.close()
+
+
+def _raw(status: int, phrase: str, reason: str, message: str, retry: bool = False) -> bytes:
+    """An answer outside any request."""
+    body = problem_body(reason, message)
+    again = "Retry-After: 1\r\n" if retry else ""
+    head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
+
+
+class DrainingServer(Server):
+    """On SIGTERM: not ready, take what is on the wire for a moment, finish what was accepted, exit."""
+
+    def __init__(self, config: Config, on_drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.on_drain = on_drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.on_drain()
+        await asyncio.sleep(GRACE)
+        await super().shutdown(sockets)

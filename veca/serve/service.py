@@ -1,0 +1,196 @@
+"""What happens to a request between its arrival and its answer, with every bound applied."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from PIL import Image
+from starlette.requests import Request
+
+from veca.errors import InputError
+from veca.images import grid_size
+from veca.model import Veca
+from veca.serve.bodies import Upload, Uploads, images_of
+from veca.serve.decode import Decoder, Picture
+from veca.serve.elastic import Controller, Rung, image_cost, ladder
+from veca.serve.engine import Answer, Engine, Ticket
+from veca.serve.metrics import Metrics
+from veca.serve.problems import ClientGone, Problem
+from veca.serve.settings import Settings
+
+T = TypeVar("T")
+PAGES = 8  # explorer pages in hand; each takes seconds, one at a time
+
+
+class Result(NamedTuple):
+    answer: Answer
+    picture: Picture
+    size: int
+    lowered: bool  # whether the service chose less than it would have when idle
+
+
+class Hand:
+    """One admitted request: the deadline it has, and the steps that are cut short when it passes or the client goes."""
+
+    def __init__(self, request: Request, upload: Upload, seconds: float) -> None:
+        self.request, self.upload, self.seconds = request, upload, seconds
+        self.images: dict[str, bytes] = {}  # by form field; each is let go of as soon as it is decoded
+        self.deadline = time.monotonic() + seconds
+        self.gone: asyncio.Task[None] | None = None
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """The result of `work`; 504 when the time is up, ClientGone when nobody waits any more. Both cancel it."""
+        task = asyncio.ensure_future(work)
+        if self.gone is None:
+            self.gone = asyncio.ensure_future(self._gone())
+        try:
+            rest = max(0.0, self.deadline - time.monotonic())
+            await asyncio.wait({task, self.gone}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if self.gone.done():
+                raise ClientGone
+            raise Problem(504, "timeout", f"this took longer than {self.seconds:g} s", {"Retry-After": "1"})
+        finally:
+            task.cancel()
+
+    def let_go(self, name: str) -> None:
+        del self.images[name]
+        self.upload.hold(sum(map(len, self.images.values())))
+
+    async def _gone(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
+
+class Service:
+    def __init__(self, model: Veca, settings: Settings) -> None:
+        config = model.config
+        self.model, self.settings, self.name = model, settings, settings.model.rstrip("/").split("/")[-1]
+        self.patch_size, self.bank = config.patch_size, config.bank
+        self.metrics = Metrics()
+        largest = 4 * settings.max_size**2
+        rungs = ladder(
+            settings.size,
+            settings.cores or model.default_cores,
+            settings.min_size or settings.size,
+            settings.min_cores,
+            self.patch_size,
+        )
+        costs = [image_cost(config, max(1, rung.size // self.patch_size) ** 2, rung.cores) for rung in rungs]
+        self.best = rungs[0]
+        self.engine = Engine(
+            model,
+            Controller(rungs, costs, settings.slo, patience=settings.slo or 1.0),
+            self.metrics,
+            settings.batch,
+            settings.delay,
+            batch_patches=largest // self.patch_size**2,
+            threads=settings.threads,
+        )
+        self.decoder = Decoder(self.patch_size, settings.max_pixels, largest)
+        self.uploads = Uploads(settings.max_bytes, 8 * settings.max_bytes, settings.client_timeout, self.metrics)
+        self.pool = ThreadPoolExecutor(settings.decoders, "veca-decode")
+        self.explorer = ThreadPoolExecutor(1, "veca-explore")
+        self.in_hand = self.pages = 0
+        self.draining = False
+
+    def start(self) -> None:
+        size = self.best.size
+        self.engine.start(grid_size(size, size, size, self.patch_size))
+
+    def stop(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        self.explorer.shutdown(cancel_futures=True)
+        self.engine.stop()
+
+    def drain(self) -> None:
+        self.draining = True
+
+    @property
+    def ready(self) -> bool:
+        return self.engine.alive and not self.draining
+
+    @asynccontextmanager
+    async def hand(self, request: Request, names: tuple[str, ...]) -> AsyncIterator[Hand]:
+        """Read the upload, take a place in the queue, and find the images in it."""
+        with self.uploads.holding() as upload:
+            body = await upload.read(request)
+            if self.in_hand >= self.settings.queue:
+                raise Problem(503, "queue_full", "too many requests are waiting; try again later", self._retry())
+            self._change(1)
+            hand = Hand(request, upload, self.settings.timeout)
+            try:
+                hand.images = await hand.wait(
+                    self._in_pool(images_of, body, request.headers.get("content-type", ""), names)
+                )
+                del body
+                yield hand
+            finally:
+                if hand.gone is not None:
+                    hand.gone.cancel()
+                self._change(-1)
+
+    async def features(
+        self, hand: Hand, name: str, size: int | None, cores: int | None, dense: bool, rung: Rung | None = None
+    ) -> Result:
+        """Decode, then run in a batch.
+
+        `size` and `cores` are the client's own wishes. What it leaves to us is what we can afford when it is decoded
+        and when it is run, or what `rung` says.
+        """
+        self.engine.ahead += 1
+        try:
+            started = time.monotonic()
+            chosen = size or (rung or self.engine.rung()).size
+            picture = await hand.wait(self._in_pool(self.decoder.picture, hand.images[name], chosen, name))
+            self.metrics.decode_seconds.observe(time.monotonic() - started)
+        finally:
+            self.engine.ahead -= 1
+        hand.let_go(name)
+        ticket = Ticket(picture.pixels, picture.grid, cores or (rung.cores if rung else None), dense)
+        answer = await hand.wait(asyncio.wrap_future(self.engine.submit(ticket)))
+        lowered = (size is None and chosen < self.best.size) or (cores is None and answer.cores < self.best.cores)
+        return Result(answer, picture, chosen, lowered)
+
+    async def page(self, hand: Hand, name: str, size: int) -> str:
+        """The explorer page; built one at a time beside the engine, because it takes seconds."""
+        if self.pages >= PAGES:
+            raise Problem(503, "queue_full", "too many explorer pages are being made; try again later", self._retry())
+        self.pages += 1
+        try:
+            photo = await hand.wait(self._in_pool(self.decoder.photo, hand.images[name], size, name))
+            hand.let_go(name)
+            loop = asyncio.get_running_loop()
+            return await hand.wait(loop.run_in_executor(self.explorer, self._build_page, photo, size))
+        except InputError as error:
+            raise Problem(422, "too_elongated", str(error)) from None
+        finally:
+            self.pages -= 1
+
+    def _build_page(self, photo: Image.Image, size: int) -> str:
+        from veca.analysis.backbones import Backbone, Photo
+        from veca.explorer import build_page
+
+        budgets = sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})
+        return build_page([Photo("photo", photo)], [Backbone(self.name, self.model)], size=size, budgets=budgets)
+
+    async def encode(self, hand: Hand, function: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Run an encoder of answers off the event loop."""
+        return await hand.wait(self._in_pool(function, *arguments))
+
+    def _in_pool(self, function: Callable[..., T], *arguments: Any) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+
+    def _retry(self) -> dict[str, str]:
+        return {"Retry-After": str(max(1, math.ceil(self.engine.expected())))}
+
+    def _change(self, count: int) -> None:
+        self.in_hand += count
+        self.metrics.queue.set(self.in_hand)
