@@ -1,0 +1,126 @@
+"""Any backbone behind one face: VECA weights, fresh VECA weights, or a `transformers` vision model.
+
+    load_backbone("veca-s14")                     what `veca.load` takes: a bundled name, a folder, a file, a hub id
+    load_backbone("random:veca_small")            a named size with fresh weights, always the same ones
+    load_backbone("facebook/dinov2-small")        a transformers vision model: a hub id or a folder
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from veca.errors import InputError
+from veca.model import Veca, create_model
+from veca.teachers import Teacher, load_teacher
+from veca.weights import bundled_models, load
+
+RANDOM = "random:"
+
+
+class Backbone:
+    """A frozen model that gives a global feature and one feature a patch."""
+
+    def __init__(self, source: str, model: Veca | Teacher, device: torch.device) -> None:
+        self.source = source
+        self.name = short_name(source)
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device = device
+        self.patch_size = model.patch_size
+        self.width = model.config.feature_width if isinstance(model, Veca) else model.width
+        self.bank = model.config.bank if isinstance(model, Veca) and model.config.attention == "core" else 0
+        self.digest = weights_digest(model)
+
+    def budgets(self, cores: tuple[int, ...]) -> tuple[int | None, ...]:
+        """Which of the budgets asked for apply; None stands for a model that has no choice of budget."""
+        if not self.bank:
+            return (None,)
+        for budget in cores:
+            if not 1 <= budget <= self.bank:
+                raise InputError(f"--cores {budget}: {self.source} has budgets from 1 to {self.bank}")
+        return cores or (self.bank,)
+
+    def pixels(self, size: int) -> int:
+        """The side nearest to `size` that holds whole patches."""
+        return max(1, round(size / self.patch_size)) * self.patch_size
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor, cores: int | None) -> tuple[Tensor, Tensor]:
+        """images: B×3×H×W → global feature B×D, patch features B×N×D in row-major grid order."""
+        images = images.to(self.device)
+        if isinstance(self.model, Veca):
+            out = self.model(images, cores=cores)
+            return out.cls.float(), out.patches.float()
+        grid = (images.shape[-2] // self.patch_size, images.shape[-1] // self.patch_size)
+        seen = self.model(images, grid=grid)
+        return seen.cls.float(), seen.patches.float()
+
+
+def load_backbone(source: str, device: str | torch.device = "cpu") -> Backbone:
+    device = torch.device(device)
+    if source.startswith(RANDOM):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return Backbone(source, create_model(source.removeprefix(RANDOM)), device)
+    return Backbone(source, load(source) if is_veca(source) else load_teacher(source), device)
+
+
+def is_veca(source: str) -> bool:
+    """Whether `veca.load` should read it: everything that does not say it is another kind of model."""
+    path = Path(source).expanduser()
+    if source in bundled_models() or path.is_file():
+        return True
+    config = path / "config.json" if path.is_dir() else _hub_config(source)
+    if config is None or not config.is_file():
+        return path.is_dir()  # weights without a config can only be ours; an unknown hub id is left to transformers
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type", "veca")
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{config}: not a model's config ({error})") from None
+    return bool(kind == "veca")
+
+
+def _hub_config(source: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(source, "config.json"))
+    except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
+        return None
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over the names, shapes and values of all weights, and over the configuration that gives them meaning."""
+    config = getattr(model, "config", None)
+    settings = config.to_dict() if config is not None else {}
+    settings = {name: value for name, value in settings.items() if name != "_name_or_path"}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def short_name(source: str) -> str:
+    """How a table calls a model: the last part of its path, or its whole name."""
+    if source.startswith(RANDOM):
+        return source
+    path = Path(source)
+    return path.stem if path.is_file() else path.name
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` takes the best there is."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device}: not usable here ({' '.join(str(error).split())[:120]})") from None

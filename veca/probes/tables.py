@@ -1,0 +1,151 @@
+"""The result of a probe: rows of scores, printed as a table and written as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from veca.files import write_json, write_text
+from veca.probes.paper import PaperRow
+
+
+@dataclass
+class Row:
+    """One model at one size and budget; every metric has one value a seed."""
+
+    model: str
+    source: str
+    weights: str  # digest
+    size: int  # as asked for
+    pixels: int  # the side the model saw: the nearest whole number of patches
+    cores: int | None  # None: a model without budgets
+    values: dict[str, list[float]]
+    per_class: list[float | None] = field(default_factory=list)  # mean over seeds
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def mean(self, metric: str) -> float:
+        return statistics.fmean(self.values[metric])
+
+    def deviation(self, metric: str) -> float:
+        """Sample standard deviation over seeds; 0 for one seed."""
+        return statistics.stdev(self.values[metric]) if len(self.values[metric]) > 1 else 0.0
+
+
+@dataclass
+class Table:
+    task: str
+    data: str
+    main: str  # the metric that plots and shares are about
+    better: str  # higher or lower
+    classes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    paper: Sequence[PaperRow] = ()
+
+    def share(self, row: Row) -> float | None:
+        """What the row keeps of the first model's score at the same size (at that model's largest budget).
+
+        Where lower is better, the share is the first model's error over this one's.
+        """
+        same = [other for other in self.rows if other.source == self.rows[0].source and other.size == row.size]
+        if not same:
+            return None
+        first = max(same, key=lambda other: other.cores or 0).mean(self.main)
+        over, under = (first, row.mean(self.main)) if self.better == "lower" else (row.mean(self.main), first)
+        return over / under if under else None
+
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(metric for row in self.rows for metric in row.values))
+
+    def text(self) -> str:
+        """The table as aligned text."""
+        metrics = self.metrics()
+        lines = [["model", "cores", "size", *metrics, f"of first ({self.main})"]]
+        for row in self.rows:
+            scores = [
+                f"{row.mean(metric):.4f} ± {row.deviation(metric):.4f}" if metric in row.values else "–"
+                for metric in metrics
+            ]
+            share = self.share(row)
+            lines.append(
+                [row.model, str(row.cores or "–"), str(row.pixels), *scores, "–" if share is None else f"{share:.1%}"]
+            )
+        for known in self.paper:
+            scores = [f"{known.value:.4f}" if metric == known.metric else "" for metric in metrics]
+            lines.append([f"paper: {known.model}", str(known.cores or "–"), "", *scores, ""])
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        texts = [
+            "  ".join(
+                cell.ljust(width) if column == 0 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])
+
+    def csv(self) -> str:
+        metrics = self.metrics()
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        pairs = [name for metric in metrics for name in (metric, f"{metric}_deviation")]
+        writer.writerow(["model", "source", "cores", "size", "pixels", "seeds", *pairs, "share_of_first"])
+        for row in self.rows:
+            scores = [
+                f"{value:.6f}" if metric in row.values else ""
+                for metric in metrics
+                for value in ((row.mean(metric), row.deviation(metric)) if metric in row.values else (0.0, 0.0))
+            ]
+            share = self.share(row)
+            seeds = len(next(iter(row.values.values())))
+            writer.writerow(
+                [row.model, row.source, row.cores or "", row.size, row.pixels, seeds, *scores]
+                + ["" if share is None else f"{share:.6f}"]
+            )
+        return out.getvalue()
+
+    def json(self) -> dict[str, Any]:
+        rows = []
+        for row in self.rows:
+            scores = {
+                metric: {"mean": row.mean(metric), "deviation": row.deviation(metric), "values": row.values[metric]}
+                for metric in row.values
+            }
+            rows.append(
+                {
+                    **{name: getattr(row, name) for name in ("model", "source", "weights", "size", "pixels", "cores")},
+                    "metrics": scores,
+                    "share_of_first": self.share(row),
+                    "per_class": row.per_class,
+                    **row.extra,
+                }
+            )
+        return {
+            "task": self.task,
+            "data": self.data,
+            "main": self.main,
+            "better": self.better,
+            "settings": self.settings,
+            "classes": self.classes,
+            "rows": rows,
+            "paper": [known.__dict__ for known in self.paper],
+        }
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / "results.json", self.json())
+        write_text(folder / "results.csv", self.csv())
+
+
+def merge_seeds(scores: Sequence[dict[str, Any]]) -> tuple[dict[str, list[float]], list[float | None]]:
+    """Metrics of each seed → lists by metric, and the mean over seeds of the per-class scores."""
+    values = {name: [float(score[name]) for score in scores] for name in scores[0] if name != "per_class"}
+    each = list(zip(*(score.get("per_class", []) for score in scores), strict=True))
+    per_class = []
+    for column in each:
+        known = [value for value in column if value is not None]
+        per_class.append(statistics.fmean(known) if known else None)
+    return values, per_class
