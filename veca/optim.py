@@ -51,7 +51,8 @@ class NorMuon(torch.optim.Optimizer):
         eps: float = 1e-8,
         polar_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, eps=eps))
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "beta2": beta2, "eps": eps}
+        super().__init__(params, defaults)
         self.polar_dtype = polar_dtype
 
     @overload
@@ -147,9 +148,7 @@ def build_optimisers(
     if other_groups := groups("AdamW"):
         fused = other_groups[0]["params"][0].device.type in ("cpu", "cuda")
         optimisers.append(
-            torch.optim.AdamW(
-                other_groups, lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay, fused=fused
-            )
+            torch.optim.AdamW(other_groups, lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay, fused=fused)
         )
     return optimisers
 

@@ -65,7 +65,7 @@ class Teacher(nn.Module):
         """images: B×3×H×W → features on the student's grid, computed `micro_batch` images at a time."""
         size = (grid[0] * self.patch_size, grid[1] * self.patch_size)
         outputs = []
-        for part in images.split(micro_batch or len(images)):
+        for part in torch.split(images, micro_batch or len(images)):
             if tuple(part.shape[-2:]) != size:  # another patch size: the grids must agree
                 part = nn.functional.interpolate(part, size=size, mode="bicubic", antialias=True, align_corners=False)
             outputs.append(self._run(part, grid, layers))

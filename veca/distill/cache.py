@@ -12,19 +12,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from veca.distill.data import Key, read_view
+from veca.distill.ranks import Ranks, StopSignal
+from veca.distill.settings import Settings
 from veca.distill.sources import Images
 from veca.errors import InputError
 from veca.files import whole_file, write_json
+from veca.model import Veca
 from veca.teachers import Teacher
 
 SHARD = 64  # images
@@ -36,14 +40,20 @@ class TeacherCache:
     def __init__(self, folder: Path, sizes: tuple[int, ...], layers: bool) -> None:
         self.folder, self.sizes, self.layers = folder, sizes, layers
 
-    def read(self, key: Key) -> tuple[Tensor, ...]:
-        """cls (D), patches (N×D) and, where hints need them, layers (L×N×D), in float16."""
-        names = ("cls", "patches", "layers") if self.layers else ("cls", "patches")
-        path = shard_path(self.folder, key.size, key.view, key.index // SHARD)
-        file, row = _open(path), key.index % SHARD
-        if not bool(file.get_slice("valid")[row : row + 1]):
-            raise InputError("it was unreadable when the teacher's features were computed")
-        return tuple(file.get_slice(name)[row : row + 1][0] for name in names)
+    def read(self, key: Key) -> tuple[Tensor, ...] | None:
+        """cls (D), patches (N×D) and, where hints need them, layers (L×N×D), in float16.
+
+        None: the image was unreadable when they were computed.
+        """
+        names = ("valid", "cls", "patches", "layers") if self.layers else ("valid", "cls", "patches")
+        path = shard_path(self.folder, key.size, key.view, key.number // SHARD)
+        row = key.number % SHARD
+        try:
+            file = _open(path)
+            valid, *features = (file.get_slice(name)[row : row + 1][0] for name in names)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is damaged: remove it, and the same command makes it again") from error
+        return tuple(features) if valid else None
 
 
 @functools.lru_cache(maxsize=512)
@@ -114,3 +124,35 @@ def build_shard(
                 raise InputError(f"the teacher's {name} do not fit float16 (values over 65504): train without a cache")
     with whole_file(shard_path(folder, size, view, number)) as temporary:
         save_file(tensors, temporary)
+
+
+def prepare_cache(
+    settings: Settings, images: Images, teacher: Teacher, model: Veca, ranks: Ranks, stop: StopSignal, bfloat16: bool,
+    identity: dict[str, Any],
+) -> TeacherCache | None:  # fmt: skip
+    """Compute what the cache lacks, shared out over the ranks."""
+    folder = settings.cache_teacher
+    if folder is None:
+        return None
+    sizes = settings.cache_resolutions or settings.resolutions
+    patch = model.config.patch_size
+    about = {
+        "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
+        "patch_size": patch, "layers": settings.wants_layers,
+    }  # fmt: skip
+    ranks.first_goes_ahead(lambda: describe(folder, about))
+    missing = missing_shards(folder, len(images), sizes, settings.views, ranks.rank, ranks.count)
+    began = time.monotonic()
+    for number, (size, view, shard) in enumerate(missing):
+        if stop.asked:
+            raise InputError("stopped while the teacher's features were computed; the same command continues")
+        build_shard(
+            folder, size, view, shard, images, teacher, patch_size=patch, layers=settings.wants_layers,
+            augment_seed=settings.augment_seed, device=ranks.device, micro_batch=settings.teacher_batch,
+            bfloat16=bfloat16,
+        )  # fmt: skip
+        if number % 8 == 0 or number == len(missing) - 1:
+            left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)
+            ranks.say(f"caching the teacher: {number + 1}/{len(missing)} shards, {left / 60:.1f} min left")
+    ranks.wait()
+    return TeacherCache(folder, sizes, settings.wants_layers)

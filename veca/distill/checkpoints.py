@@ -1,7 +1,6 @@
 """Checkpoints that can be trusted: written whole, named by their own digest, the last two and the best kept.
 
-    checkpoints/step-00001200.4f0c….pt      a file whose content no longer has that digest is passed over
-    checkpoints/best-00001000.9a3e….pt
+A checkpoint is `checkpoints/step-00001200.4f0c….pt`; a file whose content no longer has that digest is passed over.
 """
 
 from __future__ import annotations
@@ -10,13 +9,16 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from veca.errors import InputError
 from veca.files import file_digest, whole_file
+from veca.model import Veca
 
 _NAME = re.compile(r"(step|best)-(\d{8})\.([0-9a-f]{16})\.pt")
 
@@ -44,7 +46,7 @@ class Checkpoints:
                 raise
             digest = file_digest(temporary)[:16]
         path = self.folder / f"step-{step:08d}.{digest}.pt"
-        os.replace(self.folder / f"step-{step:08d}.writing.pt", path)
+        (self.folder / f"step-{step:08d}.writing.pt").replace(path)
         same_step = [old for old in self.folder.glob(f"step-{step:08d}.*.pt") if old != path]
         for old in (*same_step, *[other for other in self.list() if other not in same_step][2:]):
             old.unlink(missing_ok=True)
@@ -73,6 +75,54 @@ class Checkpoints:
                     raise ValueError("its content changed since it was written")
                 state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
                 return state
-            except Exception as error:  # noqa: BLE001  (a damaged file can fail in any way)
+            except Exception as error:  # a damaged file can fail in any way
                 say(f"passing over the damaged checkpoint {path.name} ({' '.join(str(error).split())[:120]})")
         return None
+
+
+class Keeper:
+    """Saves a run, on the first rank only: all ranks hold the same state."""
+
+    def __init__(
+        self,
+        out: Path,
+        checkpoints: Checkpoints,
+        model: Veca,
+        optimisers: list[torch.optim.Optimizer],
+        progress: dict[str, Any],
+        constants: dict[str, Any],
+        warn: Callable[[str], None],
+        active: bool,
+    ) -> None:
+        self.out, self.checkpoints, self.model, self.optimisers = out, checkpoints, model, optimisers
+        self.progress, self.constants, self.warn, self.active = progress, constants, warn, active
+        self.last = time.monotonic()
+
+    def minutes(self) -> float:
+        """Since the last checkpoint."""
+        return (time.monotonic() - self.last) / 60
+
+    def save(self, *, final: bool = False, finished: bool = False, best: bool = False) -> None:
+        """Write a checkpoint, and the best model; a disk that refuses ends the run only where nothing could follow."""
+        self.last = time.monotonic()
+        if not self.active:
+            return
+        state = {
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "progress": self.progress,
+            "finished": finished,
+            **self.constants,
+        }
+        try:
+            path = self.checkpoints.save(state, self.progress["step"])
+            if best:
+                self.checkpoints.mark_best(path)
+                self.model.save(self.out / "best")
+        except OSError as error:
+            kept = self.checkpoints.list()
+            there = f"{kept[0].name} stays" if kept else "there is none before it"
+            line = f"the checkpoint of step {self.progress['step']} cannot be written ({error.strerror}); {there}"
+            if final:
+                raise InputError(f"{line}: make room and run the same command again") from error
+            self.warn(f"{line}; trying again later")

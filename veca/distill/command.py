@@ -12,9 +12,7 @@ from veca.recipes import RECIPES
 
 
 def usage() -> str:
-    lines = [
-        f"  {name:<9}{(recipe.__doc__ or '').strip().splitlines()[0]}" for name, recipe in RECIPES.items()
-    ]
+    lines = [f"  {name:<9}{(recipe.__doc__ or '').strip().splitlines()[0]}" for name, recipe in RECIPES.items()]
     return "\n".join(
         [
             "usage: veca distill RECIPE --train IMAGES… --val IMAGES… --teacher MODEL --out FOLDER [settings]",
@@ -22,8 +20,8 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`veca distill RECIPE --help` prints what the recipe does and every setting with its value. The same command",
-            "again continues a run that was stopped, killed or cut off, from where it was.",
+            "`veca distill RECIPE --help` prints what the recipe does, and every setting with its value. The same",
+            "command again continues a run that was stopped, killed or cut off, from where it was.",
         ]
     )
 

@@ -61,7 +61,7 @@ _DINOV2 = Family(
     norm="layernorm",
     position_table="embeddings.position_embeddings",
     sources=_block_sources(("mlp.fc1",), "mlp.fc2"),
-    gated_sources=_block_sources(("mlp.weights_in",), "mlp.weights_out"),
+    gated_sources=_block_sources(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
 )
 _DINOV3 = Family(
     blocks="model.layer",
@@ -106,15 +106,19 @@ def student_config(teacher: Teacher, **overrides: object) -> VecaConfig:
     family, config = _family(teacher), teacher.config
     gated = bool(getattr(config, "use_gated_mlp", False) or getattr(config, "use_swiglu_ffn", False))
     activation = str(config.hidden_act)
-    if (gated and activation not in ("silu", "gelu")) or (not gated and activation != "gelu"):
+    swiglu = gated and (activation == "silu" or teacher.kind != "dinov3_vit")  # DINOv2's is, whatever its config says
+    if not swiglu and (gated or activation != "gelu"):
         raise InputError(f"cannot convert {teacher.name}: its MLP uses {activation!r}, a student has gelu or SwiGLU")
     hidden = _tensor(teacher, f"{family.blocks}.0.{_sources(teacher)['fc2.weight'].names[0]}").shape[1]
+    ratio = hidden / teacher.width
+    if int(teacher.width * ratio) != hidden:  # a division that rounded down
+        ratio = (hidden + 0.5) / teacher.width
     shape: dict[str, object] = {
         "depth": teacher.depth,
         "width": teacher.width,
         "heads": config.num_attention_heads,
         "mlp": "swiglu" if gated else "gelu",
-        "mlp_ratio": hidden / teacher.width,
+        "mlp_ratio": ratio,
         "patch_size": teacher.patch_size,
         "norm_eps": config.layer_norm_eps,
         "positions": "table" if family.position_table else "rope",
@@ -152,7 +156,7 @@ def copy_teacher(student: Veca, teacher: Teacher) -> Report:
     place_cores(student, teacher, report)
     if student.config.positions == "table":
         table = _tensor(teacher, family.position_table or "")[0, 1:]
-        put("table", table.unflatten(0, (student.config.table_size, student.config.table_size)))
+        put("table", table.reshape(student.config.table_size, student.config.table_size, -1))
     report.new = [name for name in parameters if name not in report.copied]
     return report
 
@@ -166,7 +170,7 @@ def place_cores(student: Veca, teacher: Teacher, report: Report) -> None:
     if table is not None:
         first = first + table[0, :1]
         side = math.isqrt(table.shape[1] - 1)
-        grid = table[0, 1:].unflatten(0, (side, side)).permute(2, 0, 1)[None].float()  # 1×D×side×side
+        grid = table[0, 1:].reshape(side, side, -1).permute(2, 0, 1)[None].float()  # 1×D×side×side
         at = states.tanh()[None, None]  # 1×1×M×2, (x, y)
         sampled = nn.functional.grid_sample(grid, at, mode="bicubic", padding_mode="border", align_corners=False)
         tokens.copy_(sampled[0, :, 0].transpose(0, 1))

@@ -31,31 +31,31 @@ MAX_REPLACEMENTS = 32  # a sample of images in a row, all unreadable: the source
 class Key(NamedTuple):
     """One view of one image."""
 
-    index: int
+    number: int  # of the image
     view: int  # the epoch, or the number of a fixed view; −1: the centre crop of validation
     size: int
 
 
 class Item(NamedTuple):
     image: Tensor  # 3×S×S, normalised
-    index: int  # of the image that was read, perhaps in place of another
+    number: int  # of the image that was read, perhaps in place of another
     features: tuple[Tensor, ...] | None  # what the cache holds of it
     unreadable: list[str]
 
 
 class Batch(NamedTuple):
     images: Tensor  # B×3×S×S
-    indices: list[int]
+    numbers: list[int]
     teacher: TeacherOutput | None  # from the cache
     unreadable: list[str]
 
 
 def read_view(images: Images, key: Key, augment_seed: int) -> Tensor:
     """3×S×S: the view of an image that `key` names, always the same."""
-    picture = open_image(images.read(key.index))
+    picture = open_image(images.read(key.number))
     if key.view < 0:
         return to_tensor(centre(picture, key.size))
-    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.index)))
+    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.number)))
 
 
 class Views(Dataset[Item]):
@@ -66,17 +66,20 @@ class Views(Dataset[Item]):
 
     def __getitem__(self, key: Key) -> Item:
         unreadable: list[str] = []
-        replacements = stream(self.augment_seed, "replacement", key.index)
+        replacements = stream(self.augment_seed, "replacement", key.number)
         cached = self.cache is not None and key.view >= 0 and key.size in self.cache.sizes
         for _ in range(MAX_REPLACEMENTS):
             try:
-                image = read_view(self.images, key, self.augment_seed)
-                features = self.cache.read(key) if cached and self.cache is not None else None
-                return Item(image, key.index, features, unreadable)
+                image, reason = read_view(self.images, key, self.augment_seed), ""
             except (InputError, OSError) as error:
                 reason = str(error).replace("image bytes: ", "")
-                unreadable.append(f"{self.images.name(key.index)}\t{reason}")
-                key = key._replace(index=replacements.randrange(len(self.images)))
+            features = self.cache.read(key) if cached and not reason and self.cache is not None else None
+            if cached and features is None:
+                reason = reason or "unreadable when the teacher's features were computed"
+            if not reason:
+                return Item(image, key.number, features, unreadable)
+            unreadable.append(f"{self.images.name(key.number)}\t{reason}")
+            key = key._replace(number=replacements.randrange(len(self.images)))
         raise InputError(
             f"{MAX_REPLACEMENTS} images in a row are unreadable, the last is {unreadable[-1]}: check the images"
         )
@@ -85,11 +88,12 @@ class Views(Dataset[Item]):
 def collate(items: Sequence[Item]) -> Batch:
     teacher = None
     if items[0].features is not None:
-        cls, patches, *layers = (torch.stack(tensors) for tensors in zip(*(i.features or () for i in items), strict=True))
+        columns = zip(*(item.features or () for item in items), strict=True)
+        cls, patches, *layers = (torch.stack(column) for column in columns)
         teacher = TeacherOutput(cls, patches, layers[0].transpose(0, 1) if layers else None)
     return Batch(
         images=torch.stack([item.image for item in items]),
-        indices=[item.index for item in items],
+        numbers=[item.number for item in items],
         teacher=teacher,
         unreadable=[line for item in items for line in item.unreadable],
     )
@@ -139,7 +143,7 @@ class Plan(Sampler[list[Key]]):
 def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers: int, pin: bool) -> DataLoader[Item]:
     return DataLoader(
         views,
-        batch_sampler=batches,  # type: ignore[arg-type]  # it yields keys, not numbers
+        batch_sampler=batches,  # it yields keys, which Views understands
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,

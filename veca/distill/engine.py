@@ -7,7 +7,6 @@ rest (`checkpoints`), and the same command finds it again.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from veca.distill.cache import TeacherCache, build_shard, describe, fingerprint, missing_shards
-from veca.distill.checkpoints import Checkpoints
+from veca.distill.cache import fingerprint, prepare_cache
+from veca.distill.checkpoints import Checkpoints, Keeper
 from veca.distill.data import Batch, Key, Plan, Views, collate, loader
 from veca.distill.losses import Loss
 from veca.distill.ranks import Ranks, StopSignal, fast_bfloat16
-from veca.distill.records import Records, plot
+from veca.distill.records import Meter, Records, plot
 from veca.distill.schedule import draw, learning_rate, stream
 from veca.distill.settings import Settings, differences
 from veca.distill.sources import Images, find_images
@@ -52,6 +51,7 @@ class Length(NamedTuple):
 
 def train(settings: Settings) -> Path:
     """Train until done or stopped; returns the run's folder."""
+    settings.validate()
     ranks = Ranks(settings.device)
     device, out = ranks.device, settings.out
     bfloat16 = settings.autocast == "on" or (settings.autocast == "auto" and fast_bfloat16(device))
@@ -92,6 +92,7 @@ def train(settings: Settings) -> Path:
                   f"{length.batch} images each")  # fmt: skip
         if saved["finished"]:
             ranks.say("this run is finished")
+            ranks.close()
             return out
     measured = standards_from_dict(statistics, device) if statistics else None
     standards = measured if settings.standardise else None
@@ -112,9 +113,11 @@ def train(settings: Settings) -> Path:
         start: int = progress["step"]
         plan = Plan(settings, images.groups, total=length.total, start=start, batch=length.batch, rank=ranks.rank,
                     ranks=ranks.count)  # fmt: skip
-        batches = iter(loader(Views(images, settings.augment_seed, cache), plan, settings.workers, device.type == "cuda"))
+        views = Views(images, settings.augment_seed, cache)
+        batches = iter(loader(views, plan, settings.workers, pin=device.type == "cuda"))
         records = Records(out, total=length.total, start=start, active=ranks.first)
-        keeper = Keeper(out, checkpoints, records, model, optimisers, progress, statistics, identity, length, ranks)
+        state = {"standards": statistics, "identity": identity, "step_images": length.step_images}
+        keeper = Keeper(out, checkpoints, model, optimisers, progress, state, records.warn, active=ranks.first)
         meter, nonfinite, val_every = Meter(), 0, settings.val_every or max(1, round(length.epoch))
         stopping = stop.asked
 
@@ -133,7 +136,7 @@ def train(settings: Settings) -> Path:
             losses: list[Loss] = []
             for micro in range(settings.accumulate):
                 batch: Batch = meter.wait(batches)
-                note_unreadable(batch, progress, settings, out)
+                note_unreadable(batch, progress, settings, out, len(images))
                 pixels = batch.images.to(device, non_blocking=True)
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
                     target = teach(batch, pixels, teacher, model, forced or hints > 0, settings.teacher_batch)
@@ -142,7 +145,7 @@ def train(settings: Settings) -> Path:
                     last = micro == settings.accumulate - 1
                     with nullcontext() if last or ranks.count == 1 else student.no_sync():  # type: ignore[operator]
                         loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced)
-                        (loss.total / settings.accumulate).backward()
+                        torch.autograd.backward(loss.total / settings.accumulate)
                 losses.append(Loss(*(value.detach() for value in loss)))
 
             norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
@@ -187,83 +190,6 @@ def train(settings: Settings) -> Path:
     return out
 
 
-class Keeper:
-    """Saves the run on the first rank; all ranks hold the same state."""
-
-    def __init__(
-        self, out: Path, checkpoints: Checkpoints, records: Records, model: Veca, optimisers: list[torch.optim.Optimizer],
-        progress: dict[str, Any], statistics: dict[str, torch.Tensor] | None, identity: dict[str, Any],
-        length: Length, ranks: Ranks,
-    ) -> None:  # fmt: skip
-        self.out, self.checkpoints, self.records = out, checkpoints, records
-        self.model, self.optimisers = model, optimisers
-        self.progress, self.statistics, self.identity = progress, statistics, identity
-        self.length, self.ranks, self.last = length, ranks, time.monotonic()
-
-    def minutes(self) -> float:
-        return (time.monotonic() - self.last) / 60
-
-    def save(self, *, final: bool = False, finished: bool = False, best: bool = False) -> None:
-        """Write a checkpoint, and the best model; a disk that refuses ends the run only where nothing could follow."""
-        self.last = time.monotonic()
-        if not self.ranks.first:
-            return
-        state = {
-            "model": self.model.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "progress": self.progress,
-            "standards": self.statistics,
-            "identity": self.identity,
-            "step_images": self.length.step_images,
-            "finished": finished,
-        }
-        try:
-            path = self.checkpoints.save(state, self.progress["step"])
-            if best:
-                self.checkpoints.mark_best(path)
-                self.model.save(self.out / "best")
-        except OSError as error:
-            kept = self.checkpoints.list()
-            there = f"{kept[0].name} stays" if kept else "there is none before it"
-            line = f"the checkpoint of step {self.progress['step']} cannot be written ({error.strerror}); {there}"
-            if final:
-                raise InputError(f"{line}: make room and run the same command again") from error
-            self.records.warn(f"{line}; trying again later")
-
-
-class Meter:
-    """Means since the last record, and how the time was spent."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.sums: torch.Tensor | None = None
-        self.steps, self.passes, self.waited, self.began = 0, 0, 0.0, time.monotonic()
-
-    def wait(self, batches: Iterator[Any]) -> Batch:
-        began = time.monotonic()
-        batch: Batch = next(batches)
-        self.waited += time.monotonic() - began
-        return batch
-
-    def add(self, losses: list[Loss]) -> None:
-        for loss in losses:
-            values = torch.stack(list(loss)).float()
-            self.sums = values if self.sums is None else self.sums + values
-            self.passes += 1
-        self.steps += 1
-
-    def read(self, step_images: int) -> dict[str, float]:
-        assert self.sums is not None
-        seconds = time.monotonic() - self.began
-        names = ("loss", "global_cosine", "dense_cosine", "mse", "hints")
-        values = dict(zip(names, (self.sums / self.passes).tolist(), strict=True))
-        values |= {"images_per_second": self.steps * step_images / seconds, "waiting": self.waited / seconds}
-        self.restart()
-        return values
-
-
 def plan_length(settings: Settings, images: int, ranks: int, saved: dict[str, Any] | None) -> Length:
     """Steps and batches; a continued run keeps its number of images per step on any number of ranks."""
     step_images = settings.batch * settings.accumulate * ranks
@@ -299,7 +225,9 @@ def teach(
             hidden.to(device).float() if layers and hidden is not None else None,
         )  # fmt: skip
     patch = model.config.patch_size
-    return teacher(pixels, (pixels.shape[-2] // patch, pixels.shape[-1] // patch), layers, micro_batch)
+    grid = (pixels.shape[-2] // patch, pixels.shape[-1] // patch)
+    out: TeacherOutput = teacher(pixels, grid, layers, micro_batch)
+    return out
 
 
 def sample_standards(
@@ -323,41 +251,9 @@ def sample_standards(
     return standards_to_dict(estimate_standards(outputs()))
 
 
-def prepare_cache(
-    settings: Settings, images: Images, teacher: Teacher, model: Veca, ranks: Ranks, stop: StopSignal, bfloat16: bool,
-    identity: dict[str, Any],
-) -> TeacherCache | None:  # fmt: skip
-    """Compute what the cache lacks, shared out over the ranks."""
-    folder = settings.cache_teacher
-    if folder is None:
-        return None
-    sizes = settings.cache_resolutions or settings.resolutions
-    patch = model.config.patch_size
-    about = {
-        "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
-        "patch_size": patch, "layers": settings.wants_layers,
-    }  # fmt: skip
-    ranks.first_goes_ahead(lambda: describe(folder, about))
-    missing = missing_shards(folder, len(images), sizes, settings.views, ranks.rank, ranks.count)
-    began = time.monotonic()
-    for number, (size, view, shard) in enumerate(missing):
-        if stop.asked:
-            raise InputError("stopped while the teacher's features were computed; the same command continues")
-        build_shard(
-            folder, size, view, shard, images, teacher, patch_size=patch, layers=settings.wants_layers,
-            augment_seed=settings.augment_seed, device=ranks.device, micro_batch=settings.teacher_batch,
-            bfloat16=bfloat16,
-        )  # fmt: skip
-        if number % 8 == 0 or number == len(missing) - 1:
-            left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)
-            ranks.say(f"caching the teacher: {number + 1}/{len(missing)} shards, {left / 60:.1f} min left")
-    ranks.wait()
-    return TeacherCache(folder, sizes, settings.wants_layers)
-
-
-def note_unreadable(batch: Batch, progress: dict[str, Any], settings: Settings, out: Path) -> None:
+def note_unreadable(batch: Batch, progress: dict[str, Any], settings: Settings, out: Path, count: int) -> None:
     """Count and list images that could not be read; too large a share of them ends the run."""
-    progress["read"] += len(batch.indices)
+    progress["read"] += len(batch.numbers)
     if not batch.unreadable:
         return
     known = set(progress["unreadable"])
@@ -366,10 +262,10 @@ def note_unreadable(batch: Batch, progress: dict[str, Any], settings: Settings, 
     if new:
         with open(out / "unreadable.txt", "a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in new)
-    share = len(progress["unreadable"]) / max(progress["read"], 100)
-    if share > settings.max_unreadable:
+    read = max(min(progress["read"], count), min(count, 1000))  # a few bad ones at the very start say nothing
+    if len(progress["unreadable"]) > settings.max_unreadable * read:
         raise InputError(
-            f"{len(progress['unreadable'])} of {progress['read']} images are unreadable, more than "
+            f"{len(progress['unreadable'])} of {read} images are unreadable, more than "
             f"--max-unreadable {settings.max_unreadable}: see {out / 'unreadable.txt'}"
         )
 
@@ -378,7 +274,7 @@ def save_batch(out: Path, step: int, rank: int, batch: Batch, images: Images, co
     """Keep the batch that broke the loss; returns what to tell the user."""
     path = out / f"nonfinite-step{step}-rank{rank}.pt"
     with whole_file(path) as temporary:
-        torch.save({"images": batch.images, "names": [images.name(index) for index in batch.indices]}, temporary)
+        torch.save({"images": batch.images, "names": [images.name(index) for index in batch.numbers]}, temporary)
     return f"the loss was not finite {count} times in a row; the last batch is in {path}: try a lower --lr or --clip 1"
 
 

@@ -87,7 +87,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16. A CPU without AMX or AVX512-BF16 imitates it, four times slower."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
         return any(bool(check()) for check in checks if check is not None)

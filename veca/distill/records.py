@@ -5,15 +5,22 @@ Records are for looking at; a full disk or a missing TensorBoard must not end a 
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from veca.distill.data import Batch
+from veca.distill.losses import Loss
 from veca.errors import InputError, require
 from veca.files import whole_file, write_text
 
@@ -29,10 +36,14 @@ class Records:
         self.progress: Progress | None = None
         if not active:
             return
-        keep_until(folder / METRICS, start)
+        try:
+            keep_until(folder / METRICS, start)
+        except OSError as error:
+            self._fail(error)
         try:
             from torch.utils.tensorboard import SummaryWriter
 
+            self._check_room()
             self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
         except (ImportError, OSError) as error:
             self.warn(f"no TensorBoard records ({error})")
@@ -103,15 +114,57 @@ class Records:
         if self.board is None:
             return
         try:
+            self._check_room()
             for name, value in values.items():
                 self.board.add_scalar(f"{group}/{name}", value, step)
         except OSError as error:
             self._fail(error)
 
+    def _check_room(self) -> None:
+        """TensorBoard writes in a thread of its own, whose failure nobody could catch."""
+        if shutil.disk_usage(self.folder).free < 1 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def _fail(self, error: OSError) -> None:
         if not self.warned:
             self.warn(f"records cannot be written ({error.strerror}); training goes on without them")
         self.warned = True
+
+
+class Meter:
+    """Means since the last record, and how the time was spent."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.sums: torch.Tensor | None = None
+        self.steps, self.passes, self.waited, self.began = 0, 0, 0.0, time.monotonic()
+
+    def wait(self, batches: Iterator[Any]) -> Batch:
+        began = time.monotonic()
+        try:
+            batch: Batch = next(batches)
+        except InputError as error:  # from a worker it comes with the worker's traceback
+            raise InputError(str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")) from None
+        self.waited += time.monotonic() - began
+        return batch
+
+    def add(self, losses: Sequence[Loss]) -> None:
+        for loss in losses:
+            values = torch.stack(list(loss)).float()
+            self.sums = values if self.sums is None else self.sums + values
+            self.passes += 1
+        self.steps += 1
+
+    def read(self, step_images: int) -> dict[str, float]:
+        assert self.sums is not None
+        seconds = time.monotonic() - self.began
+        names = ("loss", "global_cosine", "dense_cosine", "mse", "hints")
+        values = dict(zip(names, (self.sums / self.passes).tolist(), strict=True))
+        values |= {"images_per_second": self.steps * step_images / seconds, "waiting": self.waited / seconds}
+        self.restart()
+        return values
 
 
 def keep_until(path: Path, step: int) -> None:

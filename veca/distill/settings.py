@@ -37,7 +37,7 @@ class Settings:
     student: str = "veca_small"
     """A size (veca_tiny, veca_small, …), or `teacher`: the teacher's own geometry (with --init teacher)."""
     init: str = "patch-embedding"
-    """Start: `patch-embedding` (the teacher's, where shapes agree), `teacher` (all of it), `fresh`, or a model folder."""
+    """`patch-embedding` (the teacher's, where shapes agree), `teacher` (all of it), `fresh`, or a model's folder."""
     attention: Literal["core", "dense"] = "core"
     """`dense` trains the control arm, in which every token reads every token."""
     rope_zero_fraction: float | None = None
@@ -138,7 +138,9 @@ class Settings:
     stop_at: int = 0
     """Save and leave at this step, as if interrupted; the same command without it goes on. 0: never."""
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
+        """Refuse what makes no sense. Not on creation: the command line's parser would frame the message in a box."""
+
         def check(condition: bool, message: str) -> None:
             if not condition:
                 raise InputError(message)
@@ -147,11 +149,13 @@ class Settings:
                  ("late_resolutions", "late_resolution_weights"))  # fmt: skip
         for values, weights in pairs:
             ours, theirs = getattr(self, values), getattr(self, weights)
-            check(len(ours) == len(theirs), f"--{_flag(values)} has {len(ours)} entries, --{_flag(weights)} {len(theirs)}")
+            counts = f"--{_flag(values)} has {len(ours)} entries, --{_flag(weights)} {len(theirs)}"
+            check(len(ours) == len(theirs), counts)
             check(not theirs or (min(theirs) >= 0 and sum(theirs) > 0), f"--{_flag(weights)}: not weights: {theirs}")
         check(bool(self.train), "--train: give images to train on")
         check(bool(self.budgets) and bool(self.resolutions), "at least one budget and one resolution are needed")
-        check((self.epochs > 0) != (self.steps > 0), "give the length either as --epochs or as --steps (the other is then 0)")
+        length = "give the length either as --epochs or as --steps, and 0 for the other"
+        check((self.epochs > 0) != (self.steps > 0), length)
         for name in ("batch", "accumulate", "standardise_images", "teacher_batch", "val_images", "val_batch",
                      "max_nonfinite", "log_every"):  # fmt: skip
             check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")

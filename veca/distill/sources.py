@@ -7,7 +7,6 @@ same way: image i, whoever asks. Listing millions of files is slow on network di
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
@@ -67,13 +66,13 @@ class Images:
 
     def name(self, index: int) -> str:
         part, local = self._locate(index)
-        return os.path.join(part.root, part.name(local))
+        return f"{part.root}/{part.name(local)}"
 
     def read(self, index: int) -> bytes:
         """The encoded image."""
         part, local = self._locate(index)
         if part.offsets is None or part.sizes is None:
-            with open(os.path.join(part.root, part.name(local)), "rb") as file:
+            with open(Path(part.root, part.name(local)), "rb") as file:  # a list may hold absolute paths
                 return file.read()
         with open(part.root, "rb") as file:
             file.seek(int(part.offsets[local]))
@@ -93,8 +92,9 @@ def find_images(sources: Sequence[str]) -> Images:
     parts = []
     for path in _expand(sources):
         if path.is_dir():
-            shards = sorted(path.glob("*.tar"))
-            found = [_cached(shard, _index_tar) for shard in shards] or [_cached(path, _index_folder)]
+            found = [_cached(path, _index_folder)]
+            if not len(found[0]):  # a folder of shards
+                found = [_cached(shard, _index_tar) for shard in sorted(path.glob("*.tar"))]
         elif path.suffix == ".tar":
             found = [_cached(path, _index_tar)]
         elif path.suffix == ".txt":
@@ -110,13 +110,13 @@ def find_images(sources: Sequence[str]) -> Images:
 def _expand(sources: Sequence[str]) -> Iterator[Path]:
     for source in sources:
         for pattern in expand_braces(source):
-            matches = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]
-            if not matches or not Path(matches[0]).exists():
+            path = Path(pattern)
+            found = (
+                [path] if path.exists() else sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+            )
+            if not found:
                 raise InputError(f"no images at {pattern}: there is no such file or folder")
-            for match in matches:
-                if not Path(match).exists():
-                    raise InputError(f"no images at {match}: there is no such file or folder")
-                yield Path(match)
+            yield from found
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -128,26 +128,27 @@ def expand_braces(pattern: str) -> list[str]:
         values = found[3].split(",")
     else:
         values = [str(value).zfill(len(found[1])) for value in range(int(found[1]), int(found[2]) + 1)]
-    return [item for value in values for item in expand_braces(pattern[: found.start()] + value + pattern[found.end() :])]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [item for value in values for item in expand_braces(before + value + after)]
 
 
 def is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not os.path.basename(name).startswith(".")
+    return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
 
 
 def _index_folder(folder: Path) -> tuple[Part, dict[str, Any]]:
     names, stamps, pending, seen = [], {}, [""], set()
     while pending:
         relative = pending.pop()
-        here = os.path.join(folder, relative)
-        status = os.stat(here)
+        here = folder / relative
+        status = here.stat()
         if (status.st_dev, status.st_ino) in seen:  # a link back to a folder above
             continue
         seen.add((status.st_dev, status.st_ino))
         stamps[relative] = status.st_mtime_ns
         with os.scandir(here) as entries:
             for entry in entries:
-                name = os.path.join(relative, entry.name)
+                name = f"{relative}/{entry.name}" if relative else entry.name
                 if entry.is_dir():
                     pending.append(name)
                 elif is_image(name):
@@ -193,7 +194,7 @@ def _unchanged(path: Path, stamps: dict[str, Any]) -> bool:
     try:
         if path.is_file():
             return stamps == _shard_stamp(path)
-        return all(os.stat(os.path.join(path, name)).st_mtime_ns == stamp for name, stamp in stamps.items())
+        return all((path / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
     except OSError:
         return False
 
@@ -205,13 +206,13 @@ def _cached(path: Path, build: Any) -> Part:
     try:
         with safe_open(where, framework="np") as file:
             if _unchanged(path, json.loads(file.metadata()["stamps"])):
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a dictionary
-                return Part(str(path), **arrays)
+                stored = file.keys()
+                return Part(str(path), **{name: file.get_tensor(name) for name in stored})
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         pass  # none yet, or damaged: make it again
     part: Part
     part, stamps = build(path)
-    arrays = {"names": part.names, "ends": part.ends}
+    arrays: dict[str, NDArray[Any]] = {"names": part.names, "ends": part.ends}
     if part.offsets is not None and part.sizes is not None:
         arrays |= {"offsets": part.offsets, "sizes": part.sizes}
     try:

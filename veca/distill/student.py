@@ -96,7 +96,8 @@ class Student(nn.Module):
         tokens = self.model.project(self.model.norm(layers.tokens[-1]))
         loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
         if hints:
-            assert target.layers is not None and hint_standard is not None
+            assert target.layers is not None
+            assert hint_standard is not None
             hint = hint_weight * hint_loss([x[:, cores:] for x in layers.tokens], target.layers, hint_standard)
             loss = loss._replace(total=loss.total + hint, hints=hint)
         return loss

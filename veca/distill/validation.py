@@ -52,9 +52,10 @@ class Validation:
             totals = torch.zeros(len(self.budgets), len(NAMES), dtype=torch.float64)
             direction = torch.zeros(self.teacher.width, dtype=torch.float64)
             images, patches = 0, 0
-            batches = loader(self.views, [[Key(i, -1, size) for i in part] for part in self.batches], self.workers, False)
+            keys = [[Key(number, -1, size) for number in part] for part in self.batches]
+            batches = loader(self.views, keys, min(self.workers, len(keys)), pin=False)
             batch: Batch
-            for number, batch in enumerate(batches):  # type: ignore[assignment]  # collated
+            for number, batch in enumerate(batches):
                 if stopped():
                     model.train(was_training)
                     return None
@@ -86,7 +87,7 @@ class Validation:
         """The teacher's features of a batch; computed once where they can be kept."""
         if (size, number) not in self.kept:
             with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-                out = self.teacher(pixels, grid, micro_batch=self.teacher_batch)
+                out: TeacherOutput = self.teacher(pixels, grid, micro_batch=self.teacher_batch)
             bytes_needed = 4 * (out.patches.numel() + out.cls.numel())
             if self.kept_bytes + bytes_needed > KEPT_BYTES:
                 return out

@@ -1,0 +1,83 @@
+"""The teacher on disk: the same features, the same views, and no confusion between caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from distill.runs import tiny_settings
+from safetensors.torch import load_file
+
+from veca.distill.cache import TeacherCache, shard_path
+from veca.distill.data import Key, read_view
+from veca.distill.engine import train
+from veca.distill.sources import find_images
+from veca.errors import InputError
+from veca.teachers import load_teacher
+
+
+def losses(out: Path) -> list[float]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if record["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def cached_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two fixed views, of which the late resolution 35 is not cached."""
+    folder = tmp_path_factory.mktemp("cached")
+    train(tiny_settings(root, folder / "run", views=2, cache_teacher=folder / "cache", workers=2))
+    return folder
+
+
+def test_the_cache_holds_the_teachers_features_of_the_same_views(root: Path, cached_run: Path) -> None:
+    images, teacher = find_images([str(root / "photos")]), load_teacher(root / "teacher")
+    cache = TeacherCache(cached_run / "cache", (28,), layers=True)
+    for key in (Key(0, 0, 28), Key(17, 1, 28)):
+        expected = teacher(read_view(images, key, 0)[None], (4, 4), layers=True)
+        assert expected.layers is not None
+        features = cache.read(key)
+        assert features is not None
+        for stored, fresh in zip(features, (expected.cls[0], expected.patches[0], expected.layers[:, 0]), strict=True):
+            assert stored.dtype == torch.float16
+            torch.testing.assert_close(stored.float(), fresh, atol=2e-3, rtol=2e-3)
+
+
+def test_losses_are_those_of_the_teacher_online(root: Path, cached_run: Path, tmp_path: Path) -> None:
+    train(tiny_settings(root, tmp_path / "run", views=2))
+    torch.testing.assert_close(
+        torch.tensor(losses(cached_run / "run")), torch.tensor(losses(tmp_path / "run")), atol=2e-3, rtol=2e-3
+    )
+
+
+def test_another_student_and_seed_use_it_without_the_teacher_running(
+    root: Path, cached_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = shard_path(cached_run / "cache", 28, 0, 0).stat().st_mtime_ns
+    train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", seed=3, hints=0, forcing=0,
+                        steps=3))  # fmt: skip
+    assert "caching the teacher" not in capsys.readouterr().out
+    assert shard_path(cached_run / "cache", 28, 0, 0).stat().st_mtime_ns == before
+
+
+def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, cached_run: Path, tmp_path: Path) -> None:
+    shard = shard_path(cached_run / "cache", 28, 1, 0)
+    before = load_file(shard)
+    content = shard.read_bytes()
+    shard.unlink()
+    train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", steps=1))
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_file(shard).items())
+    other = tmp_path / "cache"
+    train(tiny_settings(root, tmp_path / "other", views=1, cache_teacher=other, steps=1))
+    shard_path(other, 28, 0, 0).unlink()
+    shard_path(other, 28, 0, 0).write_bytes(content[: len(content) // 3])
+    with pytest.raises(InputError, match=r"shard-00000.safetensors is damaged: remove it"):
+        train(tiny_settings(root, tmp_path / "again", views=1, cache_teacher=other, steps=1))
+
+
+def test_a_cache_of_something_else_is_refused(root: Path, cached_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is of another run \(augment_seed: 0 there, 1 here\)"):
+        train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", augment_seed=1))
+    with pytest.raises(InputError, match="--cache-teacher needs --views"):
+        tiny_settings(root, tmp_path / "run", cache_teacher=cached_run / "cache").validate()

@@ -1,0 +1,66 @@
+"""The plan of a run: the same images whatever the number of ranks, workers and interruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from distill.runs import tiny_settings
+
+from veca.augment import augment
+from veca.distill.data import Batch, Key, Plan, Views, loader
+from veca.distill.schedule import stream
+from veca.distill.sources import Images, find_images
+from veca.images import open_image, to_tensor
+
+
+@pytest.fixture(scope="module")
+def images(root: Path) -> Images:
+    return find_images([str(root / "photos")])
+
+
+def keys(root: Path, *, start: int = 0, rank: int = 0, ranks: int = 1, **changes: object) -> list[list[Key]]:
+    settings = tiny_settings(root, root / "out", batch=8 // ranks, steps=6, **changes)
+    plan = Plan(settings, [22], total=6, start=start, batch=settings.batch // settings.accumulate, rank=rank, ranks=ranks)
+    return list(plan)
+
+
+def test_each_image_once_an_epoch(root: Path) -> None:
+    line = [key for batch in keys(root) for key in batch]
+    assert sorted(key.number for key in line[:22]) == list(range(22))
+    assert sorted(key.number for key in line[22:44]) == list(range(22))
+    assert [key.view for key in line[:44]] == [0] * 22 + [1] * 22
+
+
+def test_ranks_accumulation_and_resuming_divide_the_same_line(root: Path) -> None:
+    whole = keys(root)
+    two = [first + second for first, second in zip(keys(root, rank=0, ranks=2), keys(root, rank=1, ranks=2), strict=True)]
+    assert two == whole
+    halves = keys(root, accumulate=2)
+    assert [a + b for a, b in zip(halves[::2], halves[1::2], strict=True)] == whole
+    assert keys(root, start=4) == whole[4:]
+
+
+def test_fixed_views_repeat(root: Path) -> None:
+    assert {key.view for batch in keys(root, views=1) for key in batch} == {0}
+
+
+def test_late_resolutions_begin_at_their_share(root: Path) -> None:
+    batches = keys(root, late_from=0.5, late_resolutions=(35,), late_resolution_weights=(1,))
+    assert [batch[0].size for batch in batches] == [28, 28, 28, 35, 35, 35]
+
+
+def test_a_view_is_the_augmentation_of_its_own_stream(images: Images) -> None:
+    item = Views(images, augment_seed=5)[Key(3, 2, 28)]
+    expected = to_tensor(augment(open_image(images.read(3)), 28, stream(5, "view", 2, 3)))
+    assert torch.equal(item.image, expected)
+
+
+def test_workers_change_nothing(root: Path, images: Images) -> None:
+    plan = keys(root)
+    views = Views(images, augment_seed=0)
+    batches: list[list[Batch]] = [list(loader(views, plan, workers, pin=False)) for workers in (0, 2)]  # type: ignore[arg-type]
+    for alone, shared in zip(*batches, strict=True):
+        assert torch.equal(alone.images, shared.images)
+        assert alone.numbers == shared.numbers

@@ -1,0 +1,97 @@
+"""Several ranks: real processes that talk through gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from distill.runs import kill, start, tiny_settings, wait, wait_for_step
+from safetensors.torch import load_file
+
+from veca.distill.engine import train
+from veca.distill.settings import Settings
+from veca.errors import InputError
+
+
+def run_ranks(settings: Settings, count: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [start(settings, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+    assert [wait(process) for process in processes] == [0] * count
+
+
+def assert_close(first: Path, second: Path) -> None:
+    tensors = [load_file(out / "last" / "model.safetensors") for out in (first, second)]
+    for name, tensor in tensors[0].items():
+        torch.testing.assert_close(tensor, tensors[1][name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"matrices": "normuon", "lr": 1e-4, "clip": 0.0, "steps": 6, "val": (str(root / "photos"),)}
+    run_ranks(tiny_settings(root, tmp_path / "two", batch=4, **common), 2)
+    train(tiny_settings(root, tmp_path / "one", batch=8, **common))
+    train(tiny_settings(root, tmp_path / "accumulated", batch=4, accumulate=2, **common))
+    assert_close(tmp_path / "two", tmp_path / "one")
+    assert_close(tmp_path / "accumulated", tmp_path / "one")
+
+
+def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -> None:
+    """Two ranks, then one: the step keeps its eight images. Three ranks cannot share them."""
+    run_ranks(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=5), 2)
+    train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4))
+    train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4))
+    assert_close(tmp_path / "run", tmp_path / "one")
+
+
+def test_a_step_that_cannot_be_shared_is_refused(root: Path, tmp_path: Path) -> None:
+    train(tiny_settings(root, tmp_path / "run", batch=3, stop_at=1))
+    try:
+        train(tiny_settings(root, tmp_path / "run", batch=3, accumulate=2))
+    except InputError as error:
+        assert "3 images per step, this is 6" in str(error)
+    else:
+        raise AssertionError("not refused")
+
+
+def test_torchrun_restarts_a_run_whose_rank_died(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, torch\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from distill.runs import _train, tiny_settings\n"
+        f"_train(tiny_settings(Path({str(root)!r}), Path({str(out)!r}), batch=2, steps=30), {{}}, 0.05)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
+               "--monitor-interval", "0.1", str(script)]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with open(tmp_path / "log", "w") as log:
+        torchrun = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 200
+    while not (out / "metrics.jsonl").is_file() or '"step": 4,' not in (out / "metrics.jsonl").read_text():
+        assert torchrun.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = subprocess.run(["pgrep", "-P", str(torchrun.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    assert torchrun.wait(200) == 0, (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert f"continuing {out} at step" in said
+    assert (out / "last" / "model.safetensors").is_file()
+
+
+def test_a_killed_rank_leaves_a_run_that_one_process_can_continue(root: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(root, tmp_path / "run")
+    process = start(settings, delay=0.02)
+    wait_for_step(settings.out, 2, process)
+    kill(process)
+    assert wait(start(settings)) == 0

@@ -1,0 +1,161 @@
+"""Each failure provoked for real: signals, damaged files, full disks, bad images, non-finite losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from distill.runs import kill, make_photos, start, tiny_settings, wait, wait_for_step, weights
+
+from veca.distill.engine import train
+from veca.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def whole_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert wait(start(tiny_settings(root, out, val=(str(root / "photos"),), val_every=5, val_images=4))) == 0
+    return out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_several_points_gives_the_same_weights(
+    root: Path, whole_run: Path, tmp_path: Path, workers: int
+) -> None:
+    val = () if workers else (str(root / "photos"),)  # validation must not change what is trained
+    settings = tiny_settings(root, tmp_path / "run", val=val, val_every=5, val_images=4, workers=workers)
+    for step in (1, 6, 9):  # while forced, in the second epoch with free patches, among the late resolutions
+        process = start(settings, delay=0.02)
+        wait_for_step(settings.out, step, process)
+        kill(process)
+        assert not (settings.out / "last").exists()
+    assert wait(start(settings)) == 0
+    assert weights(settings.out) == weights(whole_run)
+    steps = [json.loads(line)["step"] for line in (settings.out / "metrics.jsonl").read_text().splitlines()
+             if '"kind": "train"' in line]  # fmt: skip
+    assert steps == list(range(1, 13))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_before_leaving(root: Path, whole_run: Path, tmp_path: Path, number: signal.Signals) -> None:
+    settings = tiny_settings(
+        root, tmp_path / "run", val=(str(root / "photos"),), val_every=5, val_images=4, checkpoint_minutes=60
+    )
+    process = start(settings, delay=0.02)
+    wait_for_step(settings.out, 3, process)
+    os.kill(process.pid or 0, number)
+    assert wait(process) == 0
+    saved = sorted((settings.out / "checkpoints").glob("step-*.pt"))
+    assert len(saved) == 1
+    assert int(saved[0].name[5:13]) >= 3
+    assert wait(start(settings)) == 0
+    assert weights(settings.out) == weights(whole_run)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    root: Path, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    settings = tiny_settings(root, tmp_path / "run", stop_at=5)
+    train(settings)
+    last, before = sorted((settings.out / "checkpoints").glob("step-*.pt"), reverse=True)
+    content = bytearray(last.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    last.write_bytes(content[: len(content) // 2] if damage == "truncated" else content)
+    capsys.readouterr()
+    train(tiny_settings(root, settings.out))
+    said = capsys.readouterr().out
+    assert f"passing over the damaged checkpoint {last.name}" in said
+    assert f"continuing {settings.out} at step {int(before.name[5:13])}" in said
+    assert weights(settings.out) == weights(whole_run)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> object:
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(
+    root: Path, whole_run: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_settings(root, small_disk / "run", stop_at=3)
+    train(settings)
+    kept = sorted((settings.out / "checkpoints").glob("step-*.pt"))
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(1 << 14))
+    capsys.readouterr()
+    with pytest.raises(InputError, match=r"step 6 cannot be written \(No space left on device\); step-00000003.*stays"):
+        train(tiny_settings(root, settings.out, stop_at=6))
+    assert "warning: the checkpoint of step 4 cannot be written (No space left on device)" in capsys.readouterr().out
+    assert sorted((settings.out / "checkpoints").glob("step-*.pt")) == kept
+    filler.unlink()
+    train(tiny_settings(root, settings.out))
+    assert weights(settings.out) == weights(whole_run)
+
+
+def test_changed_settings_are_refused_with_their_list(root: Path, tmp_path: Path) -> None:
+    train(tiny_settings(root, tmp_path / "run", stop_at=2))
+    with pytest.raises(InputError, match=r"other settings \(hints: 1.0 → 0.5; lr: 0.0003 → 0.001\)"):
+        train(tiny_settings(root, tmp_path / "run", lr=1e-3, hints=0.5))
+    more = shutil.copytree(root / "photos", tmp_path / "photos")
+    make_photos(tmp_path / "other", 23)
+    shutil.copy(tmp_path / "other" / "022.png", more)
+    with pytest.raises(InputError, match="images: "):
+        train(tiny_settings(root, tmp_path / "run", train=(str(more),)))
+    with pytest.raises(InputError, match="4 images per step, this is 8"):
+        train(tiny_settings(root, tmp_path / "run", batch=8))
+
+
+def test_unreadable_images_are_skipped_counted_and_listed(root: Path, tmp_path: Path) -> None:
+    photos = shutil.copytree(root / "photos", tmp_path / "photos")
+    (photos / "003.png").write_bytes((photos / "003.png").read_bytes()[:60])
+    (photos / "007.png").write_text("not a picture")
+    settings = tiny_settings(root, tmp_path / "run", train=(str(photos),), max_unreadable=0.2, workers=2)
+    train(settings)
+    listed = (settings.out / "unreadable.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[0] for line in listed) == [str(photos / name) for name in ("003.png", "007.png")]
+    with pytest.raises(InputError, match=r"2 of 22 images are unreadable, more than --max-unreadable 0.05"):
+        train(tiny_settings(root, tmp_path / "strict", train=(str(photos),), max_unreadable=0.05))
+
+
+def test_a_folder_of_rubbish_ends_in_one_line(root: Path, tmp_path: Path) -> None:
+    rubbish = tmp_path / "rubbish"
+    rubbish.mkdir()
+    for number in range(40):
+        (rubbish / f"{number}.jpg").write_bytes(b"rubbish")
+    with pytest.raises(InputError, match="32 images in a row are unreadable") as caught:
+        train(tiny_settings(root, tmp_path / "run", train=(str(rubbish),), workers=2, hints=0, forcing=0,
+                            standardise=False))  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_then_stops_the_run(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match="not finite 3 times in a row; the last batch is in"):
+        train(tiny_settings(root, out, lr=1e30, min_lr=1e30, clip=0, max_nonfinite=3))
+    assert "the loss is not finite; skipped (1 in a row)" in capsys.readouterr().out
+    kept = torch.load(next(out.glob("nonfinite-*.pt")), weights_only=True)
+    assert kept["images"].shape == (4, 3, 28, 28)
+    assert all(Path(name).is_file() for name in kept["names"])
+    for path in (out / "checkpoints").glob("step-*.pt"):
+        state = torch.load(path, weights_only=True)["model"]
+        assert all(tensor.isfinite().all() for tensor in state.values())
