@@ -1,0 +1,1 @@
+"""Looking inside a model: contribution maps, similarity, projections, the paper's figures, numbers about the cores."""

@@ -1,0 +1,170 @@
+"""`veca explore`: the paper's figures, numbers about the cores, or an interactive page."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from veca.analysis.backbones import Backbone, Photo, load_backbone, open_photo
+from veca.analysis.drawing import Picture
+from veca.errors import InputError
+from veca.files import write_json, write_text
+
+Figure = Literal["features", "similarity", "cores", "layers", "positions", "budgets"]
+
+
+@dataclass
+class Settings:
+    """Look inside a model: an interactive page by default, a figure with --figure, numbers with --metrics.
+
+    Without --figure one self-contained HTML file is written and opened. With --figure NAME, DIR gets NAME.png and
+    NAME.npz with the arrays behind it. docs/inside.md explains each.
+
+    Examples:
+      veca explore photo.jpg
+      veca explore cat.jpg dog.jpg                           # find the same part in the other photo
+      veca explore photo.jpg --model models/a --model models/b
+      veca explore photo.jpg --figure features --sizes 256 512 1024 --method umap
+      veca explore photo.jpg --figure similarity --at 120,80 --at 300,210
+      veca explore photo.jpg --figure cores --core 0 --core 5
+      veca explore photo.jpg --figure layers --budgets 8 16 32 64
+      veca explore --metrics ../shared/data/voc-seg --model models/a --model models/dense-control
+    """
+
+    photos: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """one or more photos"""
+    figure: Figure | None = None
+    """which figure to draw; without it the interactive page is written"""
+    metrics: Annotated[Path | None, tyro.conf.arg(metavar="DATA")] = None
+    """a folder of photos, or of images/ and masks/: write metrics.json instead of pictures"""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("explore")
+    """folder to write to"""
+    model: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """a bundled name, a model folder, a .safetensors, an authors' .pt, a hub id, or a folder of a transformers vision
+    model; give it twice to compare (default: veca-s14)"""
+    cores: int | None = None
+    """the budget of features, similarity, cores, positions and metrics (default: all cores)"""
+    budgets: tuple[int, ...] = (8, 16, 32, 64)
+    """the budgets of the page, layers and budgets"""
+    size: int | None = None
+    """the shorter side in pixels (default: 512; layers, metrics and the page 448; a page of two panes 336)"""
+    sizes: tuple[int, ...] = (256, 512, 1024)
+    """the sizes of features"""
+    method: Literal["pca", "umap"] | None = None
+    """how features become colours (default: pca; layers umap)"""
+    at: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """x,y in pixels of the first photo: a patch whose similarity is shown; may be repeated"""
+    core: tyro.conf.UseAppendAction[tuple[int, ...]] = ()
+    """a core that the figure `cores` shows; may be repeated (default: the first six)"""
+    limit: int = 32
+    """how many photos of DATA are measured"""
+    open: bool = True
+    """open the page in a browser"""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, mps"""
+
+
+def main(arguments: list[str]) -> None:
+    settings = tyro.cli(Settings, args=arguments, prog="veca explore")
+    check(settings)
+    backbones = [load_backbone(name, settings.device) for name in settings.model or ("veca-s14",)]
+    if settings.metrics is not None:
+        write_metrics(settings, backbones)
+        return
+    photos = [open_photo(path) for path in settings.photos]
+    started = time.perf_counter()
+    if settings.figure is None:
+        write_page(settings, photos, backbones)
+        return
+    paths = draw(settings, photos, backbones).write(settings.out, settings.figure)
+    print(f"{' and '.join(map(str, paths))} ({time.perf_counter() - started:.1f} s)")
+
+
+def check(settings: Settings) -> None:
+    """What can be refused before a model is loaded."""
+    if settings.metrics is not None and (settings.photos or settings.figure):
+        raise InputError("--metrics takes its photos from DATA: give no photos and no --figure with it")
+    if settings.metrics is None and not settings.photos:
+        raise InputError("give at least one photo, or --metrics DATA")
+    if settings.limit < 1:
+        raise InputError(f"--limit must be at least 1, not {settings.limit}")
+    if not settings.sizes or not settings.budgets:
+        raise InputError("--sizes and --budgets need at least one number")
+    if settings.out.exists() and not settings.out.is_dir():
+        raise InputError(f"--out {settings.out} is a file, not a folder")
+    points(settings.at)
+    try:
+        torch.empty(1, device=settings.device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {settings.device} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def points(texts: Sequence[str]) -> list[tuple[float, float]]:
+    """Pixels from x,y."""
+    found = []
+    for text in texts:
+        try:
+            x, y = (float(part) for part in text.split(","))
+        except ValueError:
+            raise InputError(f"--at takes x,y in pixels, such as --at 120,80, not {text!r}") from None
+        found.append((x, y))
+    return found
+
+
+def draw(settings: Settings, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> Picture:
+    from veca.analysis import core_figures, figures
+
+    size = settings.size or 512
+    if settings.figure == "features":
+        method = settings.method or "pca"
+        return figures.features_figure(photos, backbones, settings.sizes, method, settings.cores)
+    if settings.figure == "similarity":
+        return figures.similarity_figure(photos, backbones, points(settings.at), size, settings.cores)
+    if settings.figure == "cores":
+        return figures.cores_figure(photos, backbones, settings.core, size, settings.cores)
+    if settings.figure == "positions":
+        return core_figures.positions_figure(photos, backbones, size, settings.cores)
+    if settings.figure == "budgets":
+        return core_figures.budgets_figure(photos, backbones, settings.budgets, size)
+    method = settings.method or "umap"
+    return core_figures.layers_figure(photos, backbones, settings.budgets, method, settings.size or 448)
+
+
+def write_metrics(settings: Settings, backbones: Sequence[Backbone]) -> None:
+    from veca.analysis.metrics import measure_models, summary
+
+    assert settings.metrics is not None
+    results = measure_models(backbones, settings.metrics, settings.size or 448, settings.cores, settings.limit)
+    path = settings.out / "metrics.json"
+    write_json(path, results)
+    for result in results:
+        print(f"{result['model']} on {result['photos']} photos of {result['data']}")
+        for name, words in summary(result):
+            print(f"  {name:<28} {words}")
+    print(path)
+
+
+def write_page(settings: Settings, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> None:
+    from veca.explorer import build_page
+
+    started = time.perf_counter()
+    page = build_page(photos, backbones, size=settings.size, budgets=settings.budgets)
+    path = settings.out / f"{'-'.join(photo.name for photo in photos)}.html"
+    write_text(path, page)
+    print(f"{path}: {len(page.encode()) / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s")
+    if settings.open and has_screen() and not webbrowser.open(path.resolve().as_uri()):
+        print("no browser could be started: open the file yourself", file=sys.stderr)
+
+
+def has_screen() -> bool:
+    """Without one, Python would start a text browser in this terminal and wait for it."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,116 @@
+"""`build_page`: photos and models in, one HTML text out. The disk is not touched, except to read the template."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from PIL import Image
+
+from veca._version import __version__
+from veca.analysis.backbones import Backbone, Photo, open_photo
+from veca.analysis.core_figures import usable_budgets
+from veca.errors import InputError
+from veca.explorer.pack import LEVELS, Blob
+from veca.explorer.panes import look, pack_views, reduced
+from veca.images import Source, grid_size
+from veca.model import Veca
+from veca.teachers import Teacher
+
+LONGEST = 1100  # pixels of the photo in the page
+PATCHES = 4096  # at most, in a pane: more would make the page heavy and the patches too small to point at
+
+
+def build_page(
+    photos: Sequence[Source | Photo],
+    models: Sequence[Veca | Teacher | Backbone],
+    *,
+    size: int | None = None,
+    budgets: Sequence[int] = (8, 16, 32, 64),
+) -> str:
+    """The explorer of one or two panes: two photos through one model, or one photo through two models.
+
+    Photos are anything `veca.preprocess` takes (bytes of an upload too); wrap one in `Photo`, or a model in `Backbone`,
+    to name it. `size` is the shorter side in pixels (448; 336 with two panes, to keep the page small), `budgets` the
+    stops of the slider.
+    """
+    if not photos or not models or len(photos) * len(models) > 2:
+        raise InputError(
+            f"the page shows one photo, two photos with one model, or one photo with two models, not {len(photos)} "
+            f"and {len(models)}"
+        )
+    size = size or (448 if len(photos) * len(models) == 1 else 336)
+    named = [photo if isinstance(photo, Photo) else open_photo(photo) for photo in photos]
+    backbones = [model if isinstance(model, Backbone) else Backbone(name_of(model), model) for model in models]
+    blob, panes = Blob(), []
+    for backbone in backbones:
+        model = backbone.model
+        own = usable_budgets(model, budgets) if isinstance(model, Veca) else []
+        for photo in named:
+            check_grid(photo, size, model.patch_size)
+        views = reduced([look(backbone, photo, size, own) for photo in named])
+        for index, table in enumerate(pack_views(views, blob)):
+            dense = isinstance(model, Veca) and model.config.attention == "dense"
+            about = {"photo": named[index].name, "image": index, "model": backbone.name, "dense": dense}
+            panes.append(about | table)
+    page = {
+        "version": __version__,
+        "levels": LEVELS,
+        "linked": "photos" if len(named) == 2 else "models" if len(backbones) == 2 else "",
+        "images": [image_url(photo.image) for photo in named],
+        "panes": panes,
+    }
+    return fill(page, blob.text(), " and ".join(photo.name for photo in named))
+
+
+def check_grid(photo: Photo, size: int, patch_size: int) -> None:
+    rows, columns = grid_size(photo.image.width, photo.image.height, size, patch_size)
+    if rows * columns > PATCHES:
+        raise InputError(
+            f"{photo.name} at size {size} has {columns}×{rows} patches, more than the {PATCHES} a page holds; "
+            "use a smaller size"
+        )
+
+
+def name_of(model: Veca | Teacher) -> str:
+    """What the page calls a model that came without a name: where its weights came from."""
+    if isinstance(model, Teacher):
+        return model.name.rstrip("/").rsplit("/", 1)[-1]
+    return str(model.card.get("source", "VECA")).rstrip("/").rsplit("/", 1)[-1]
+
+
+def image_url(image: Image.Image) -> str:
+    """The photo inside the page."""
+    scale = min(1.0, LONGEST / max(image.size))
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    data = io.BytesIO()
+    image.resize((width, height), Image.Resampling.LANCZOS).save(data, "WEBP", quality=80, method=4)
+    return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode("ascii")
+
+
+def fill(page: dict[str, Any], blob: str, title: str) -> str:
+    """The template with its styles, script and data; names from outside cannot become markup."""
+    parts = {name: resources.files("veca.explorer").joinpath(name).read_text("utf-8") for name in PARTS}
+    table = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
+    table = table.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    values = {
+        "TITLE": html.escape(title),
+        "STYLE": parts["page.css"],
+        "SCRIPT": "\n".join(parts[name] for name in PARTS if name.endswith(".js")),
+        "TABLE": table,
+        "BLOB": blob,
+    }
+    text = parts["page.html"]
+    head, *pieces = text.split("<!--VECA:")
+    for piece in pieces:  # in one pass, so that a value is never searched for other names
+        name, rest = piece.split("-->", 1)
+        head += values[name] + rest
+    return head
+
+
+PARTS = ("page.html", "page.css", "colours.js", "data.js", "page.js")

@@ -1,0 +1,145 @@
+"""What a pane of the page knows of one photo and one model, per layer and budget, packed for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
+from veca.analysis.contributions import contributions
+from veca.analysis.projection import Array, Pca, align, colours
+from veca.explorer.pack import LAST, OTHERS, Blob, Precision, basis, low_cosine, quantised, shares
+from veca.model import Veca
+
+
+class Seen(NamedTuple):
+    """One layer at one budget."""
+
+    patches: Tensor  # N×D, unit vectors; after `reduced`, N×k coordinates
+    cores: Tensor  # C×D; a teacher's class token stands for the only core
+    coords: Tensor | None  # C×2
+    reads: Tensor | None  # C×N
+    read_by: Tensor | None  # C×N
+
+
+class View(NamedTuple):
+    """One photo through one model: `steps[layer][budget]`."""
+
+    grid: tuple[int, int]
+    budgets: list[int]  # empty where the model has no cores
+    steps: list[list[Seen]]
+
+
+@torch.inference_mode()
+def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int]) -> View:
+    model = backbone.model
+    if not isinstance(model, Veca):  # a teacher shows what it puts out: it has no cores to follow
+        out = features(backbone, photo, size)
+        return View(out.grid, [], [[Seen(unit(out.patches), unit(out.cls[None]), None, None, None)]])
+    images, grid = photo_tensor(photo, model, size, backbone.device)
+    steps: list[list[Seen]] = [[] for _ in range(model.depth)]
+    for budget in budgets:
+        layers = model.forward_layers(images, budget)
+        maps = contributions(model, images, layers)
+        for index, (tokens, coords, layer) in enumerate(zip(layers.tokens, layers.coords, maps, strict=True)):
+            final = model.norm(tokens[0])
+            shown = unit((model.project(final) if index == model.depth - 1 else final).float().cpu())
+            steps[index].append(
+                Seen(shown[budget:], shown[:budget], coords[0].cpu(), layer.reads[0].cpu(), layer.read_by[0].cpu())
+            )
+    return View(grid, list(budgets), steps)
+
+
+def unit(rows: Tensor) -> Tensor:
+    return nn.functional.normalize(rows.float(), dim=-1, eps=1e-6)
+
+
+def reduced(views: Sequence[View]) -> list[View]:
+    """Features of one model's views in one basis per layer: its photos can then be compared with each other."""
+    steps: list[list[list[Seen]]] = [[] for _ in views]
+    for index, layers in enumerate(zip(*(view.steps for view in views), strict=True)):  # the same layer of each view
+        few = [seen.patches[:: max(1, len(seen.patches) // 512)] for layer in layers for seen in layer]
+        rows = torch.cat([*few, *(seen.cores for layer in layers for seen in layer)])
+        axes = basis(rows, precision(index, views[0]).directions)
+        for place, layer in enumerate(layers):
+            steps[place].append([s._replace(patches=s.patches @ axes, cores=s.cores @ axes) for s in layer])
+    return [view._replace(steps=own) for view, own in zip(views, steps, strict=True)]
+
+
+def precision(layer: int, view: View) -> Precision:
+    return LAST if layer == len(view.steps) - 1 else OTHERS
+
+
+def pack_views(views: Sequence[View], blob: Blob) -> list[dict[str, Any]]:
+    """The views of one model: bytes go to the blob, where they lie goes to the page's table."""
+    feature_colours = layer_colours(views, lambda seen: seen.patches.numpy())
+    has_cores = bool(views[0].budgets)
+    profile_colours = layer_colours(views, profile, apart=True) if has_cores else None
+    tables = []
+    for place, view in enumerate(views):
+        table: dict[str, Any] = {
+            "grid": view.grid,
+            "budgets": view.budgets,
+            "layers": [],
+        }
+        for index, layer in enumerate(view.steps):
+            rows, steps = [], precision(index, view).steps
+            for column, seen in enumerate(layer):
+                row: dict[str, Any] = {
+                    "patches": blob.add(quantised(seen.patches, steps).T),  # k×N: one direction after the other
+                    "cores": blob.add(quantised(seen.cores, steps)),
+                    "directions": seen.patches.shape[1],
+                    "low": round(low_cosine([v.steps[index][column].patches for v in views]), 4),
+                    "colours": blob.add(feature_colours[place][index][column]),
+                }
+                if has_cores:
+                    assert seen.coords is not None
+                    assert seen.reads is not None
+                    assert seen.read_by is not None
+                    assert profile_colours is not None
+                    row["coords"] = blob.add((seen.coords * 32767).round().to(torch.int16).numpy())
+                    row["profiles"] = blob.add(profile_colours[place][index][column])
+                    for name, maps in (("reads", seen.reads), ("readBy", seen.read_by)):
+                        levels, top = shares(maps)
+                        row[name], row[f"{name}Top"] = blob.add(levels), float(f"{top:.5g}")
+                rows.append(row)
+            table["layers"].append(rows)
+        tables.append(table)
+    return tables
+
+
+def profile(seen: Seen) -> Array:
+    """Square roots of the shares a patch takes from each core (N×C): distances are then Hellinger's."""
+    assert seen.read_by is not None
+    roots: Array = seen.read_by.T.sqrt().numpy()
+    return roots
+
+
+def layer_colours(
+    views: Sequence[View], rows_of: Callable[[Seen], Array], apart: bool = False
+) -> list[list[list[np.ndarray]]]:
+    """Colours (N×3 uint8) as [view][layer][budget], from one PCA for all views and budgets (`apart`: for each budget).
+
+    From the last layer back, each is turned to look like the one after it, so that colours do not jump.
+    """
+    depth, stops = len(views[0].steps), len(views[0].steps[0])
+    found = [[[np.empty(0)] * stops for _ in range(depth)] for _ in views]
+    for together in [[stop] for stop in range(stops)] if apart else [list(range(stops))]:
+        after: Array | None = None
+        for index in reversed(range(depth)):
+            places = [(view, stop) for view in range(len(views)) for stop in together]
+            groups = [rows_of(views[view].steps[index][stop]) for view, stop in places]
+            fitted = Pca(np.concatenate([group[:: max(1, len(group) // 512)] for group in groups]))
+            points = [fitted(group) for group in groups]
+            every = np.concatenate(points)
+            if after is not None:
+                turn = align(every, after)
+                points, every = [group @ turn for group in points], every @ turn
+            after = every / max(float(every.std()), 1e-9)
+            for (view, stop), painted in zip(places, colours(points), strict=True):
+                found[view][index][stop] = (painted * 255).round().astype(np.uint8)
+    return found
