@@ -10,7 +10,7 @@ import torch
 from distill.runs import tiny_settings
 from safetensors.torch import load_file
 
-from veca.distill.cache import TeacherCache, shard_path
+from veca.distill.cache import TeacherCache, _open, shard_path
 from veca.distill.data import Key, read_view
 from veca.distill.engine import train
 from veca.distill.sources import find_images
@@ -27,7 +27,7 @@ def losses(out: Path) -> list[float]:
 def cached_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two fixed views, of which the late resolution 35 is not cached."""
     folder = tmp_path_factory.mktemp("cached")
-    train(tiny_settings(root, folder / "run", views=2, cache_teacher=folder / "cache", workers=2))
+    train(tiny_settings(root, folder / "run", views=2, cache_teacher=folder / "cache", workers=2, lr=1e-6, min_lr=0))
     return folder
 
 
@@ -40,12 +40,13 @@ def test_the_cache_holds_the_teachers_features_of_the_same_views(root: Path, cac
         features = cache.read(key)
         assert features is not None
         for stored, fresh in zip(features, (expected.cls[0], expected.patches[0], expected.layers[:, 0]), strict=True):
-            assert stored.dtype == torch.float16
+            assert stored.dtype == (torch.float16 if fresh.ndim > 1 else torch.float32)
             torch.testing.assert_close(stored.float(), fresh, atol=2e-3, rtol=2e-3)
 
 
 def test_losses_are_those_of_the_teacher_online(root: Path, cached_run: Path, tmp_path: Path) -> None:
-    train(tiny_settings(root, tmp_path / "run", views=2))
+    """At a rate that hardly moves the weights: Adam's first steps turn rounding errors into whole steps."""
+    train(tiny_settings(root, tmp_path / "run", views=2, lr=1e-6, min_lr=0))
     torch.testing.assert_close(
         torch.tensor(losses(cached_run / "run")), torch.tensor(losses(tmp_path / "run")), atol=2e-3, rtol=2e-3
     )
@@ -72,6 +73,7 @@ def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, ca
     train(tiny_settings(root, tmp_path / "other", views=1, cache_teacher=other, steps=1))
     shard_path(other, 28, 0, 0).unlink()
     shard_path(other, 28, 0, 0).write_bytes(content[: len(content) // 3])
+    _open.cache_clear()  # as a new process would begin
     with pytest.raises(InputError, match=r"shard-00000.safetensors is damaged: remove it"):
         train(tiny_settings(root, tmp_path / "again", views=1, cache_teacher=other, steps=1))
 

@@ -37,6 +37,7 @@ class Validation:
         chosen = list(range(0, len(images), step))[:count]
         batches = [chosen[first : first + batch] for first in range(0, len(chosen), batch)]
         self.batches = batches[ranks.rank :: ranks.count]
+        self.rounds = -(-len(batches) // ranks.count)
         self.kept: dict[tuple[int, int], TeacherOutput] = {}
         self.kept_bytes = 0
 
@@ -53,12 +54,14 @@ class Validation:
             direction = torch.zeros(self.teacher.width, dtype=torch.float64)
             images, patches = 0, 0
             keys = [[Key(number, -1, size) for number in part] for part in self.batches]
-            batches = loader(self.views, keys, min(self.workers, len(keys)), pin=False)
-            batch: Batch
-            for number, batch in enumerate(batches):
-                if stopped():
+            batches = iter(loader(self.views, keys, min(self.workers, len(keys)), pin=False))
+            for number in range(self.rounds):
+                if stopped():  # asked as often on every rank
                     model.train(was_training)
                     return None
+                batch: Batch | None = next(batches, None)
+                if batch is None:  # the last round has no batch for some ranks
+                    continue
                 pixels = batch.images.to(device)
                 cells = size // model.config.patch_size
                 target = self.teach(number, size, pixels, (cells, cells))
