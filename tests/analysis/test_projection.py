@@ -34,7 +34,7 @@ def test_pca_has_three_dimensions_where_features_have_two() -> None:
 
 @pytest.mark.parametrize("method", ["pca", "umap"])
 def test_planted_clusters_stay_apart(method: str) -> None:
-    """Four clusters over two groups: a row's neighbours in the projection are of its own cluster, whatever its group."""
+    """Four clusters over two groups: neighbours in the projection are of one cluster, whatever their group."""
     rows, labels = clusters(4, 60)
     groups = [rows[::2], rows[1::2]]
     points = np.concatenate(project(groups, method))  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ function samePlace(index, from, to) {
 }
 
 function paint(canvas, shown) {
-  const context = canvas.getContext("2d"), count = canvas.width * canvas.height;
+  const context = canvas.getContext("2d", { willReadFrequently: true }), count = canvas.width * canvas.height;
   const image = context.createImageData(canvas.width, canvas.height), data = image.data;
   if (shown.values) {
     const scale = 255 / Math.max(shown.high - shown.low, 1e-9);
@@ -342,7 +342,7 @@ function buildControls() {
     if (!tab) return;
     if (tab !== "contributions") state.core = null;
     state.tab = tab;
-    requestDraw();
+    draw(); // at once: the Tab key must find the new stop
   });
   $("tabs").addEventListener("keydown", (event) => {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = [...$("tabs").children];
