@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from veca.distill.convert import copy_patch_embedding, copy_teacher, student_config
+from veca.distill.forcing import forced_layers
 from veca.distill.student import Student, estimate_standards
 from veca.errors import InputError
 from veca.model import Veca, create_model
@@ -34,7 +35,12 @@ def random_teacher(model: nn.Module) -> Teacher:
 
 def dinov3(**options: object) -> Teacher:
     config = DINOv3ViTConfig(
-        hidden_size=64, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96, num_register_tokens=4, **options
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=96,
+        num_register_tokens=4,
+        **options,
     )
     return random_teacher(DINOv3ViTModel(config))
 
@@ -100,9 +106,31 @@ def test_cores_stand_on_the_position_table() -> None:
     inside[0] = False
     torch.testing.assert_close(student.bank.tokens[inside][:, :2].detach(), positions[inside], atol=0.12, rtol=0)
     embeddings = model.embeddings
-    torch.testing.assert_close(student.bank.tokens[0], (embeddings.cls_token + embeddings.position_embeddings[:, :1])[0, 0])
+    torch.testing.assert_close(
+        student.bank.tokens[0], (embeddings.cls_token + embeddings.position_embeddings[:, :1])[0, 0]
+    )
     assert "core 0 from the class token, the others from the position table" in report.text(student)
     assert report.new == [name for name, _ in student.named_parameters() if name.startswith("bank.")]
+
+
+@pytest.mark.parametrize("attention", ["core", "dense"])
+def test_the_forced_pass_is_the_models_own(attention: str) -> None:
+    """All patches, or a share of them, as `forward_layers` computes with the same patches put in."""
+    teacher = dinov3()
+    student = Veca(student_config(teacher, attention=attention)).eval()
+    copy_teacher(student, teacher)
+    images = torch.randn(2, 3, 32, 48)
+    layers = teacher(images, (2, 3), layers=True).layers
+    assert layers is not None
+    expected = student.forward_layers(images, 8, forced_patches=[None, *layers[:-1]]).tokens
+    chosen = torch.tensor([0, 2, 5])
+    for checkpointing in (False, True):
+        student.set_grad_checkpointing(checkpointing)
+        for whole, part, e in zip(forced_layers(student, images, 8, layers[:-1], None),
+                                  forced_layers(student, images, 8, layers[:-1], chosen), expected, strict=True):  # fmt: skip
+            torch.testing.assert_close(whole, e)
+            torch.testing.assert_close(part[:, :8], e[:, :8])
+            torch.testing.assert_close(part[:, 8:], e[:, 8:][:, chosen])
 
 
 def test_forced_blocks_see_the_teachers_patches() -> None:
@@ -116,8 +144,9 @@ def test_forced_blocks_see_the_teachers_patches() -> None:
 
     def layers(forced: bool) -> list[torch.Tensor]:
         assert target.layers is not None
-        entering = [None, *target.layers[:-1]] if forced else None
-        return [x[:, 8:] for x in student.model.forward_layers(images, 8, forced_patches=entering).tokens]
+        if forced:
+            return [x[:, 8:] for x in forced_layers(student.model, images, 8, target.layers[:-1], None)]
+        return [x[:, 8:] for x in student.model.forward_layers(images, 8).tokens]
 
     before_forced, before_free = layers(True), layers(False)
     with torch.no_grad():
@@ -130,7 +159,7 @@ def test_forced_blocks_see_the_teachers_patches() -> None:
         student.model.blocks[0].fc2.bias += torch.randn(64)
     torch.testing.assert_close(first, layers(True)[1])
     assert not torch.allclose(before_forced[0], layers(True)[0])
-    loss = student(images, 8, target, standards, 1.0, standards.layers, True)
+    loss = student(images, 8, target, standards, 1.0, standards.layers, 0.5)
     loss.total.backward()
     missing = [name for name, p in student.named_parameters() if p.grad is None]
     assert not missing  # DistributedDataParallel would wait for them

@@ -22,7 +22,9 @@ def images(root: Path) -> Images:
 
 def keys(root: Path, *, start: int = 0, rank: int = 0, ranks: int = 1, **changes: object) -> list[list[Key]]:
     settings = tiny_settings(root, root / "out", batch=8 // ranks, steps=6, **changes)
-    plan = Plan(settings, [22], total=6, start=start, batch=settings.batch // settings.accumulate, rank=rank, ranks=ranks)
+    plan = Plan(
+        settings, [22], total=6, start=start, batch=settings.batch // settings.accumulate, rank=rank, ranks=ranks
+    )
     return list(plan)
 
 
@@ -35,7 +37,9 @@ def test_each_image_once_an_epoch(root: Path) -> None:
 
 def test_ranks_accumulation_and_resuming_divide_the_same_line(root: Path) -> None:
     whole = keys(root)
-    two = [first + second for first, second in zip(keys(root, rank=0, ranks=2), keys(root, rank=1, ranks=2), strict=True)]
+    two = [
+        first + second for first, second in zip(keys(root, rank=0, ranks=2), keys(root, rank=1, ranks=2), strict=True)
+    ]
     assert two == whole
     halves = keys(root, accumulate=2)
     assert [a + b for a, b in zip(halves[::2], halves[1::2], strict=True)] == whole

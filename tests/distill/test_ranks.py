@@ -36,7 +36,13 @@ def assert_close(first: Path, second: Path) -> None:
 
 
 def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"matrices": "normuon", "lr": 1e-4, "clip": 0.0, "steps": 6, "val": (str(root / "photos"),)}
+    common: dict[str, Any] = {
+        "matrices": "normuon",
+        "lr": 1e-4,
+        "clip": 0.0,
+        "steps": 6,
+        "val": (str(root / "photos"),),
+    }
     run_ranks(tiny_settings(root, tmp_path / "two", batch=4, **common), 2)
     train(tiny_settings(root, tmp_path / "one", batch=8, **common))
     train(tiny_settings(root, tmp_path / "accumulated", batch=4, accumulate=2, **common))

@@ -12,7 +12,9 @@ from veca.distill.schedule import draw, epoch_order, learning_rate, stream
 
 def test_the_papers_rates(shared: Path) -> None:
     r = json.loads((shared / "reference" / "lr.json").read_text())
-    rates = [learning_rate(s, r["total_steps"], r["warmup_steps"], r["base"], r["minimum"]) for s in range(len(r["lr"]))]
+    rates = [
+        learning_rate(s, r["total_steps"], r["warmup_steps"], r["base"], r["minimum"]) for s in range(len(r["lr"]))
+    ]
     np.testing.assert_allclose(rates, r["lr"], rtol=1e-12)
 
 

@@ -128,7 +128,7 @@ def train(settings: Settings) -> Path:
                 break
             budget = draw(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
             resolution = plan.resolution(step)
-            forced = step < settings.forcing * length.total
+            forced = settings.forced_patches if step < settings.forcing * length.total else 0.0
             hints = settings.hints if step < settings.hints_until * length.total else 0.0
             lr = learning_rate(step, length.total, length.warmup, settings.lr, settings.min_lr)
             set_rate(optimisers, lr)
@@ -139,7 +139,7 @@ def train(settings: Settings) -> Path:
                 note_unreadable(batch, progress, settings, out, len(images))
                 pixels = batch.images.to(device, non_blocking=True)
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-                    target = teach(batch, pixels, teacher, model, forced or hints > 0, settings.teacher_batch)
+                    target = teach(batch, pixels, teacher, model, forced > 0 or hints > 0, settings.teacher_batch)
                     # The shift and scale of positions is drawn by the model: one draw a step, on every rank.
                     torch.manual_seed(stream(settings.seed, "positions", step).getrandbits(63))
                     last = micro == settings.accumulate - 1

@@ -98,6 +98,8 @@ class Settings:
     """Hints end at this share of the steps."""
     forcing: float = 0.0
     """For this first share of the steps each block is fed the teacher's patches."""
+    forced_patches: float = 1.0
+    """Share of the patches that are computed and compared while forced, a new draw each step; less is quicker."""
 
     cache_teacher: Path | None = None
     """Folder for the teacher's features: computed once, then read from disk (float16)."""
@@ -164,6 +166,7 @@ class Settings:
         for name in ("lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers", "views", "warmup_steps",
                      "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
+        check(0 < self.forced_patches <= 1, f"--forced-patches is a share above 0, not {self.forced_patches}")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
         check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")

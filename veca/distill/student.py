@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from veca.config import model_config
 from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
+from veca.distill.forcing import forced_layers
 from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
 from veca.distill.settings import Settings
 from veca.errors import InputError
@@ -80,27 +81,33 @@ class Student(nn.Module):
         standards: Standards | None,
         hint_weight: float,
         hint_standard: Standard | None,
-        forced: bool,
+        forced: float,  # share of the patches that leave a forced block; 0: the student runs freely
     ) -> Loss:
-        """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches.
-
-        The first block always gets the student's own patch embedding: the teacher's is where it started, and every
-        parameter takes part in every step.
-        """
-        entering: list[Tensor | None] | None = None
+        """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
+        hints = hint_weight > 0
         if forced:
             assert target.layers is not None
-            entering = [None, *target.layers[:-1]]
-        hints = hint_weight > 0
-        layers = self.model.forward_layers(images, cores, forced_patches=entering, last_only=not hints)
-        tokens = self.model.project(self.model.norm(layers.tokens[-1]))
+            chosen, entering = choose_patches(target.patches.shape[1], forced, images.device), target.layers[:-1]
+            layers = forced_layers(self.model, images, cores, entering, chosen)
+            if chosen is not None:
+                target = TeacherOutput(target.cls, target.patches[:, chosen], target.layers[:, :, chosen])
+        else:
+            layers = self.model.forward_layers(images, cores, last_only=not hints).tokens
+        tokens = self.model.project(self.model.norm(layers[-1]))
         loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
         if hints:
             assert target.layers is not None
             assert hint_standard is not None
-            hint = hint_weight * hint_loss([x[:, cores:] for x in layers.tokens], target.layers, hint_standard)
+            hint = hint_weight * hint_loss([x[:, cores:] for x in layers], target.layers, hint_standard)
             loss = loss._replace(total=loss.total + hint, hints=hint)
         return loss
+
+
+def choose_patches(count: int, share: float, device: torch.device) -> Tensor | None:
+    """A random share of the patches, drawn from PyTorch's generator, which the engine seeds for every step."""
+    if share >= 1:
+        return None
+    return torch.randperm(count)[: max(1, round(share * count))].sort().values.to(device)
 
 
 @torch.no_grad()

@@ -39,6 +39,7 @@ class Convert(Settings):
     standardise: bool = True
     hints: float = 1.0
     forcing: float = 0.5
+    forced_patches: float = 0.5
     val_every: int = 500
     val_images: int = 128
     val_budgets: tuple[int, ...] = (8, 16, 32, 64)
