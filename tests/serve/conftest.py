@@ -8,9 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
+import veca
 from veca import Veca, VecaConfig
 
 from .process import Server
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """The services need the other cores; so small a model gains nothing from them here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def library(model_folder: Path) -> Veca:
+    """The model that the services serve, asked directly."""
+    return veca.load(model_folder)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import io
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import torch
 from PIL import Image
+
+from veca import Veca, VecaOutput, preprocess
 
 # One client for all: each new one would read every certificate of the machine, which plain HTTP never needs.
 HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=8))
@@ -26,6 +30,8 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if name != "VECA_TOKEN"}
         if token is not None:
             environment["VECA_TOKEN"] = token
+        if cwd is not None:
+            environment["TMPDIR"] = str(cwd)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "veca.cli", "serve", "--model", str(model), "--port", "0", *arguments],
             stdout=subprocess.PIPE,
@@ -54,10 +60,6 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) / 1000
 
-    def threads(self) -> set[str]:
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        return {(task / "comm").read_text().strip() for task in tasks.iterdir()}
-
     def open_files(self) -> list[str]:
         """What the process holds open besides sockets, pipes and devices."""
         links = []
@@ -83,6 +85,22 @@ class Server:
                 reader.join(timeout=10)
 
 
+def raw(port: int, data: bytes, timeout: float = 60.0) -> bytes:
+    """Send bytes as they are; what comes back until the service closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+        try:
+            connection.sendall(data)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+        except ConnectionError:
+            return b""
+
+
+def head(path: str, length: int | None, *lines: str) -> bytes:
+    """The head of a POST."""
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", size, *lines, "", ""]).encode()
+
+
 def picture(seed: int, width: int = 160, height: int = 120, kind: str = "PNG") -> bytes:
     """An image file that differs from seed to seed and has structure at several scales."""
     source = np.random.default_rng(seed)
@@ -90,3 +108,10 @@ def picture(seed: int, width: int = 160, height: int = 120, kind: str = "PNG") -
     file = io.BytesIO()
     small.resize((width, height), Image.Resampling.BICUBIC).save(file, kind)
     return file.getvalue()
+
+
+@torch.inference_mode()
+def expected(library: Veca, body: bytes, size: int, cores: int) -> VecaOutput:
+    """The library's features of an upload."""
+    out: VecaOutput = library(preprocess(body, size=size, patch_size=16), cores=cores)
+    return out

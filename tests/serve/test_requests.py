@@ -5,31 +5,19 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 import veca
 from veca.analysis.similarity import cosine_map
 
-from .process import HTTP, Server, picture
+from .process import HTTP, Server, expected, picture
 
 SHAPES = [(160, 120), (120, 160), (100, 100), (300, 90), (333, 217)]
-
-
-@pytest.fixture(scope="module")
-def library(model_folder: Path) -> veca.Veca:
-    return veca.load(model_folder)
-
-
-@torch.inference_mode()
-def expected(library: veca.Veca, body: bytes, size: int, cores: int) -> veca.VecaOutput:
-    return library(veca.preprocess(body, size=size, patch_size=16), cores=cores)
 
 
 def post(server: Server, path: str, body: bytes | None = None, **options: object) -> httpx.Response:

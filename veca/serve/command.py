@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
             timeout_graceful_shutdown=int(settings.timeout + settings.client_timeout) + 1,
         )
         server = DrainingServer(config, service.drain)
+        service.metrics.connections.set_function(lambda: len(server.server_state.connections))
         # uvicorn raises the signal again once it is done; by then there is nothing left for it to do.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)

@@ -9,6 +9,7 @@ that the elastic controller can afford at the moment it is run.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -78,7 +79,9 @@ class Engine:
         for _ in range(2):
             self.rate = 0.0  # the first run is slower than any later one, and says nothing about them
             pixels = np.zeros((warm[0] * patch, warm[1] * patch, 3), np.uint8)
-            self.submit(Ticket(pixels, warm, self.controller.rung.cores, dense=False)).result()
+            ticket = Ticket(pixels, warm, self.controller.rung.cores, dense=False)
+            ticket.arrived = -math.inf  # waits for no company
+            self.submit(ticket).result()
 
     def submit(self, ticket: Ticket) -> Future[Answer]:
         with self.changed:
@@ -196,7 +199,8 @@ class Engine:
         self.metrics.model_seconds.observe(seconds)
         self.metrics.batch_size.observe(len(batch))
         for ticket, answer in zip(batch, answers, strict=True):
-            self.metrics.wait_seconds.observe(started - ticket.arrived)
+            if math.isfinite(ticket.arrived):
+                self.metrics.wait_seconds.observe(started - ticket.arrived)
             self.metrics.cores.observe(cores)
             ticket.future.set_result(answer)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 
 import h11
@@ -89,10 +90,13 @@ class GuardedProtocol(H11Protocol):
     def _expire(self) -> None:
         if self.guarded == "the head of a request" and not self.transport.is_closing():
             self.transport.write(_raw(408, "Request Timeout", "slow_request", "the request took too long"))
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # a close would wait for the client to read
-        else:
+        if not self.transport.get_write_buffer_size():
             self.transport.close()
+            return
+        # A close would wait for the client to read, here and, for what is sent already, in the kernel.
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
 
 def _raw(status: int, phrase: str, reason: str, message: str, retry: bool = False) -> bytes:
