@@ -1,14 +1,19 @@
-"""What the tests share: where ../shared lies, few threads, and fixed seeds."""
+"""What the tests share: where ../shared lies, few threads, fixed seeds, and an empty environment with the wheel."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
 
 torch.set_num_threads(2)
 
@@ -26,3 +31,32 @@ def shared() -> Path:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def _run(*command: object, cwd: Path | None = None) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., str]:
+    """What a command prints; it must succeed."""
+    return _run
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
+    (built,) = folder.glob("veca-*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def empty_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and its runtime dependencies only; built once, it takes a while."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    _run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+    return folder
