@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
         # uvicorn raises the signal again once it is done; by then there is nothing left for it to do.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
+        listener.listen(settings.connections)  # before the address is told: who reads it may connect at once
         print(f"{settings.model} at {address(listener)}", flush=True)
         warn(settings, token)
         server.run(sockets=[listener])
