@@ -60,7 +60,8 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return nn.functional.scaled_dot_product_attention(q, k, v)
+    mixed: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
+    return mixed
 
 
 def probabilities(q: Tensor, k: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from veca.attention import Attention, AttentionMaps
 from veca.config import VecaConfig, model_config
 from veca.cores import CoreBank
 from veca.errors import InputError
+from veca.pieces import PieceRunner, can_run
 from veca.rope import Rotation, join, patch_rotation, rotation
 
 
@@ -102,24 +103,31 @@ class Veca(nn.Module):
         tokens, state = self.bank.start(budget, images.shape[0])
         x = torch.cat((tokens.to(patches.dtype), patches), dim=1)  # B×(C+N)×D
         by_patch = self.patch_rotation(grid, x.device)
+        in_pieces = None
+        if forced_patches is None and not return_attention and can_run(self, x):
+            in_pieces = PieceRunner(x, budget, self.config.heads, by_patch)  # the same blocks, faster, x in place
         kept, coords, attention = [], [], []
         for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
             if forced_patches is not None and (forced := forced_patches[index]) is not None:
                 x = torch.cat((x[:, :budget], forced.to(x.dtype)), dim=1)
             if index > 0:
                 state = self.bank.move(state, x[:, :budget], index)
             position = state.tanh()
-            by = join(self.rotation(position), by_patch)
-            if return_attention:
-                attention.append(block.attn.maps(block.norm_attn(x), budget, by))
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, budget, by, use_reentrant=False)
+            if in_pieces is not None:
+                in_pieces.layer(block, self.rotation(position))
             else:
-                x = block(x, budget, by)
+                by = join(self.rotation(position), by_patch)
+                if return_attention:
+                    attention.append(block.attn.maps(block.norm_attn(x), budget, by))
+                if self.grad_checkpointing and torch.is_grad_enabled():
+                    x = checkpoint(block, x, budget, by, use_reentrant=False)
+                else:
+                    x = block(x, budget, by)
             if last_only:
                 kept, coords = [x], [position]
             else:
-                kept.append(x)
+                kept.append(x.clone() if in_pieces is not None else x)
                 coords.append(position)
         return Layers(kept, coords, attention, grid)
 
@@ -146,9 +154,7 @@ class Veca(nn.Module):
 
     def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Patch tokens (B×N×D), with their table entries where the model has a table, and their grid."""
-        image_map = self.patch_embed(images)  # B×D×h×w
-        grid = (image_map.shape[-2], image_map.shape[-1])
-        patches = image_map.flatten(2).transpose(1, 2)
+        patches, grid = self.patch_embed(images)
         if self.config.positions == "table":
             patches = patches + self.resized_table(grid).to(patches.dtype)
         return patches, grid
@@ -244,13 +250,19 @@ class Veca(nn.Module):
 
 
 class PatchEmbed(nn.Module):
+    """A convolution whose stride is its kernel: one matrix product over the patches' pixels, which is faster so."""
+
     def __init__(self, config: VecaConfig) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, config.width, kernel_size=config.patch_size, stride=config.patch_size)
 
-    def forward(self, images: Tensor) -> Tensor:  # B×3×H×W → B×D×h×w
-        out: Tensor = self.proj(images)
-        return out
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:  # B×3×H×W → B×N×D, (h, w)
+        patch = self.proj.kernel_size[0]
+        batch, channels, height, width = images.shape
+        grid = (height // patch, width // patch)
+        pixels = images.reshape(batch, channels, grid[0], patch, grid[1], patch).permute(0, 2, 4, 1, 3, 5)
+        pixels = pixels.reshape(batch, grid[0] * grid[1], channels * patch * patch)
+        return nn.functional.linear(pixels, self.proj.weight.flatten(1), self.proj.bias), grid
 
 
 class Block(nn.Module):

@@ -1,0 +1,324 @@
+"""A block in inference, through the patches piece by piece: nothing is kept for gradients (paper, section 3.1).
+
+Patches read only the cores, so a piece of them can pass a whole layer alone; the cores' softmax over all patches is
+accumulated on the way. One pass over the tokens makes one layer, wherever the tokens lie: the ordinary forward pass on
+a CPU keeps them in memory and uses pieces that fit its caches, `veca.streaming` keeps them in float16 or on disk.
+
+It computes what `Block.forward` computes, with fewer passes over memory between the matrix products:
+- a normalised token sums to zero, so the direction (1, …, 1) is free to carry the biases: norm gain and bias, bias and
+  the softmax's 1/√d are folded into each weight once, and a linear layer after a norm is one product without a bias;
+- the neighbouring channels that turn together are one complex number, turned in place;
+- products are followed at once by what changes their result in place, and residuals are summed by the products.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from veca.attention import Attention
+from veca.rope import Rotation
+
+if TYPE_CHECKING:
+    from veca.model import Block, Veca
+
+PATCHES = 1024  # a piece: its widest tensor, 8 MB for the small model, stays in a CPU's last cache
+
+
+class FoldedWeights(NamedTuple):
+    """A block's weights as the products take them: one row per input channel."""
+
+    query: Tensor  # D×D, like key and value: takes the normalised token plus one
+    key: Tensor
+    value: Tensor
+    out: Tensor  # D×D
+    out_bias: Tensor
+    gate: Tensor | None  # D×hidden, with SwiGLU
+    up: Tensor  # D×hidden
+    down: Tensor  # hidden×D
+    down_bias: Tensor
+    eps: float
+
+
+class Tokens(Protocol):
+    """The tokens of one image, or of a few of the same size: cores first, then patches."""
+
+    images: int
+    count: int  # C+N, of each image
+
+    def load(self, start: int, stop: int) -> Tensor:
+        """These tokens of every image, one row each (float32, contiguous): (images·(stop−start))×D."""
+
+    def keep(self, start: int, stop: int, rows: Tensor) -> None:
+        """Put the rows back that `load` gave, changed."""
+
+
+class InMemory:
+    """Tokens of a tensor, B×(C+N)×D: the rows are its own memory, so keeping them needs nothing."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.images, self.count = x, x.shape[0], x.shape[1]
+
+    def load(self, start: int, stop: int) -> Tensor:
+        return self.x[:, start:stop].flatten(0, 1)
+
+    def keep(self, start: int, stop: int, rows: Tensor) -> None:
+        pass
+
+
+class Workspace:
+    """Memory for the results of products, used again for every piece of every layer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.held = device, dict[str, Tensor]()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        size = 1
+        for length in shape:
+            size *= length
+        if name not in self.held or self.held[name].numel() < size:
+            self.held[name] = torch.empty(size, device=self.device)
+        return self.held[name][:size].view(shape)
+
+
+class CoreRead:
+    """What the cores of one image have read so far: softmax(q kᵀ) v over the tokens seen, accumulated online."""
+
+    def __init__(self, query: Tensor, space: Workspace) -> None:
+        self.query, self.space = query, space  # H×C×d
+        self.peak: Tensor | None = None  # H×C×1, the largest logit so far
+        self.total: Tensor  # H×C×1, Σ exp(logit − peak)
+        self.mixed: Tensor  # H×C×d, Σ exp(logit − peak) · value
+
+    def weigh(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """exp(logit − peak) of these tokens, H×C×t, and their own peak."""
+        heads, cores, _ = self.query.shape
+        logits = self.space.take("core_logits", heads, cores, key.shape[1])
+        torch.bmm(self.query, key.transpose(1, 2), out=logits)
+        peak = logits.amax(-1, keepdim=True)
+        return logits.sub_(peak).exp_(), peak
+
+    def add(self, weights: Tensor, peak: Tensor, value: Tensor) -> None:
+        total, mixed = weights.sum(-1, keepdim=True), torch.bmm(weights, value)
+        if self.peak is None:
+            self.peak, self.total, self.mixed = peak, total, mixed
+            return
+        higher = torch.maximum(self.peak, peak)
+        before, now = (self.peak - higher).exp_(), (peak - higher).exp_()
+        self.peak = higher
+        self.total.mul_(before).addcmul_(total, now)
+        self.mixed.mul_(before).addcmul_(mixed, now)
+
+    def result(self) -> Tensor:
+        return self.mixed / self.total
+
+
+def pass_layer(
+    weights: FoldedWeights,
+    tokens: Tokens,
+    cores: int,
+    heads: int,
+    turns: Callable[[int, int], Tensor],  # (start, stop) → (images·t)×1×d/2 complex: how those tokens turn
+    space: Workspace,
+    patches: int = PATCHES,
+) -> None:
+    """Take all tokens through one block, at most `patches` patches at a time (whole images where there are several).
+
+    The first piece holds the cores: its keys and values serve every piece, and it ends the layer, when the cores have
+    read all the others.
+    """
+    width = weights.out.shape[0]
+
+    def project(name: str, matrix: Tensor, rows: Tensor, turn: Tensor | None = None) -> Tensor:
+        """images×H×t×d, rotated where `turn` says how."""
+        flat = torch.mm(rows, matrix, out=space.take(name, len(rows), width))
+        if turn is not None:
+            torch.view_as_complex(flat.view(len(rows), heads, -1, 2)).mul_(turn)
+        return flat.view(tokens.images, -1, heads, width // heads).transpose(1, 2)
+
+    first_rows: Tensor | None = None
+    for start, stop in pieces(tokens.count, cores, patches if tokens.images == 1 else tokens.count):
+        rows, turn = tokens.load(start, stop), turns(start, stop)
+        normed = normalised(rows, weights.eps)
+        mark = "first " if start == 0 else ""  # the first piece is needed until the end
+        if start == 0:
+            first_rows, query = rows, project("first query", weights.query, normed, turn)
+            first_query, reads = query, [CoreRead(image[:, :cores], space) for image in query]
+        key = project(mark + "key", weights.key, normed, turn)
+        if tokens.images == 1:  # the value follows the weights, while these are in the cache
+            weighed = reads[0].weigh(key[0])
+            value = project(mark + "value", weights.value, normed)
+            reads[0].add(*weighed, value[0])
+        else:
+            value = project(mark + "value", weights.value, normed)
+            for read, image_key, image_value in zip(reads, key, value, strict=True):
+                read.add(*read.weigh(image_key), image_value)
+        if start == 0:
+            core_key, core_value = key[:, :, :cores].transpose(2, 3), value[:, :, :cores]
+        else:
+            query = project("query", weights.query, normed, turn)
+            mixed = mix(query, core_key, core_value, None, space)
+            finish(weights, rows, mixed, space)
+            tokens.keep(start, stop, rows)
+    assert first_rows is not None
+    mixed = mix(first_query, core_key, core_value, [read.result() for read in reads], space)
+    finish(weights, first_rows, mixed, space)
+    tokens.keep(0, first_query.shape[2], first_rows)
+
+
+def pieces(count: int, cores: int, patches: int) -> Iterator[tuple[int, int]]:
+    """Ranges of tokens of nearly equal length, at most `patches` patches each, the cores in the first."""
+    total = count - cores
+    parts = max(1, -(-total // patches))
+    ends = [cores + total * (part + 1) // parts for part in range(parts)]
+    yield from zip([0, *ends], ends, strict=False)
+
+
+def normalised(rows: Tensor, eps: float) -> Tensor:
+    """(x − mean)/deviation + 1: what folded weights take."""
+    ones = torch.ones(rows.shape[-1], device=rows.device)
+    return nn.functional.layer_norm(rows, (rows.shape[-1],), ones, ones, eps)
+
+
+def mix(
+    query: Tensor,  # images×H×t×d
+    core_key: Tensor,  # images×H×d×C
+    core_value: Tensor,  # images×H×C×d
+    core_reads: list[Tensor] | None,  # H×C×d for each image: what the cores read, where the tokens begin with cores
+    space: Workspace,
+) -> Tensor:
+    """softmax(q kᵀ) v of the patches over the cores, with the cores' own results before them: (images·t)×D."""
+    images, heads, count, width = query.shape
+    mixed = space.take("mixed", images, count, heads, width)
+    for image in range(images):
+        cores = 0
+        if core_reads is not None:
+            cores = core_reads[image].shape[1]
+            mixed[image, :cores] = core_reads[image].transpose(0, 1)
+        logits = space.take("patch_logits", heads, count - cores, core_key.shape[-1])
+        torch.bmm(query[image, :, cores:], core_key[image], out=logits)
+        torch.softmax(logits, -1, out=logits)
+        torch.bmm(logits, core_value[image], out=mixed[image, cores:].transpose(0, 1))
+    return mixed.view(images * count, heads * width)
+
+
+def finish(weights: FoldedWeights, rows: Tensor, mixed: Tensor, space: Workspace) -> None:
+    """Output projection and MLP, added to `rows` in place."""
+    rows.add_(weights.out_bias)
+    torch.addmm(rows, mixed, weights.out, out=rows)
+    normed = normalised(rows, weights.eps)
+    shape = (len(rows), weights.up.shape[1])
+    if weights.gate is None:
+        hidden = torch.mm(normed, weights.up, out=space.take("hidden", *shape))
+        hidden = torch.ops.aten.gelu_(hidden)
+    else:
+        hidden = torch.mm(normed, weights.gate, out=space.take("hidden", *shape))
+        nn.functional.silu(hidden, inplace=True)
+        hidden.mul_(torch.mm(normed, weights.up, out=space.take("up", *shape)))
+    rows.add_(weights.down_bias)
+    torch.addmm(rows, hidden, weights.down, out=rows)
+
+
+def complex_turns(by: Rotation) -> Tensor:
+    """A rotation as complex numbers of length 1, …×T×1×d/2, so that one product turns a pair of channels."""
+    return torch.complex(by.cos, by.sin).transpose(-3, -2)
+
+
+class PieceRunner:
+    """The layers of one forward pass over tokens in memory, B×(C+N)×D, changed in place."""
+
+    def __init__(self, x: Tensor, cores: int, heads: int, by_patch: Rotation) -> None:
+        self.cores, self.heads, self.space = cores, heads, Workspace(x.device)
+        group = max(1, PATCHES // x.shape[1])  # small images go together
+        self.groups = [InMemory(images) for images in x.split(group)]
+        patch_turns = complex_turns(by_patch)  # 1×N×1×d/2
+        self.turns = patch_turns.new_empty(x.shape[0], x.shape[1], 1, patch_turns.shape[-1])
+        self.turns[:, cores:] = patch_turns
+
+    def layer(self, block: Block, by_core: Rotation) -> None:
+        weights = folded(block)
+        self.turns[:, : self.cores] = complex_turns(by_core)
+        for tokens, turns in zip(self.groups, self.turns.split(self.groups[0].images), strict=True):
+            pass_layer(
+                weights,
+                tokens,
+                self.cores,
+                self.heads,
+                lambda start, stop, turns=turns: turns[:, start:stop].flatten(0, 1),  # type: ignore[misc]
+                self.space,
+            )
+
+
+def can_run(model: Veca, x: Tensor) -> bool:
+    """Whether pieces may stand in for the blocks: no gradients, float32 on a CPU, blocks as they were built.
+
+    Hooks, adapters and anything else that replaced a layer see the ordinary forward pass.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    return not torch.is_autocast_enabled("cpu") and all(_as_built(block) for block in model.blocks)
+
+
+def _as_built(block: nn.Module) -> bool:
+    attention = block.attn
+    if type(attention) is not Attention or attention.dense:
+        return False
+    layers = [*attention.children(), *block.children()]
+    return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (block, *layers)) and all(
+        type(layer) in (nn.Linear, nn.LayerNorm) and layer.weight.dtype == torch.float32
+        for layer in layers
+        if layer is not attention
+    )
+
+
+_folded: weakref.WeakKeyDictionary[Block, tuple[object, Tensor, FoldedWeights]] = weakref.WeakKeyDictionary()
+
+
+def folded(block: Block) -> FoldedWeights:
+    """The block's folded weights, made anew when its parameters have changed.
+
+    Versions tell of every change PyTorch records. Changes through `.data` it does not record: the first row of each
+    matrix is compared as well.
+    """
+    attention, norm_attn = block.attn, block.norm_attn
+    tensors = [
+        tensor
+        for layer in (*attention.children(), *block.children())
+        if isinstance(layer, (nn.Linear, nn.LayerNorm))
+        for tensor in (layer.weight, layer.bias)
+    ]
+    stamp = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+    rows = torch.cat([tensor[0] if tensor.ndim > 1 else tensor for tensor in tensors])
+    known = _folded.get(block)
+    if known is not None and known[0] == stamp and torch.equal(known[1], rows):
+        return known[2]
+    with torch.inference_mode(False), torch.no_grad():
+        scale = (attention.q_proj.weight.shape[0] // attention.heads) ** -0.5
+        into = fold(block.fc1, block.norm_mlp)
+        gate, up = into.chunk(2, dim=1) if block.gated else (None, into)
+        weights = FoldedWeights(
+            query=fold(attention.q_proj, norm_attn, scale),
+            key=fold(attention.k_proj, norm_attn),
+            value=fold(attention.v_proj, norm_attn),
+            out=attention.out_proj.weight.detach().t(),
+            out_bias=attention.out_proj.bias.detach(),
+            gate=gate,
+            up=up,
+            down=block.fc2.weight.detach().t(),
+            down_bias=block.fc2.bias.detach(),
+            eps=norm_attn.eps,
+        )
+    _folded[block] = (stamp, rows.clone(), weights)
+    return weights
+
+
+def fold(linear: nn.Linear, norm: nn.LayerNorm, scale: float = 1.0) -> Tensor:
+    """The D×out matrix M for which (n + 1) M = scale · linear(norm(x)), where n is x normalised, so that n·1 = 0."""
+    weight, bias = linear.weight.double() * scale, linear.bias.double() * scale
+    gained = weight * norm.weight.double()
+    rest = weight @ norm.bias.double() + bias - gained.sum(1)  # what the all-ones direction still has to carry
+    return (gained + rest[:, None] / weight.shape[1]).float().t()
