@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from distill.runs import make_photos, make_teacher
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from distill.runs import tiny_settings
 from safetensors.torch import load_file
 
+from distill.runs import tiny_settings
 from veca.distill.cache import TeacherCache, _open, shard_path
 from veca.distill.data import Key, read_view
 from veca.distill.engine import train

@@ -126,8 +126,8 @@ def test_the_forced_pass_is_the_models_own(attention: str) -> None:
     chosen = torch.tensor([0, 2, 5])
     for checkpointing in (False, True):
         student.set_grad_checkpointing(checkpointing)
-        for whole, part, e in zip(forced_layers(student, images, 8, layers[:-1], None),
-                                  forced_layers(student, images, 8, layers[:-1], chosen), expected, strict=True):  # fmt: skip
+        wholes, parts = (forced_layers(student, images, 8, layers[:-1], patches) for patches in (None, chosen))
+        for whole, part, e in zip(wholes, parts, expected, strict=True):
             torch.testing.assert_close(whole, e)
             torch.testing.assert_close(part[:, :8], e[:, :8])
             torch.testing.assert_close(part[:, 8:], e[:, 8:][:, chosen])
@@ -179,7 +179,7 @@ def test_the_papers_start_copies_the_patch_embedding() -> None:
 
 def test_teachers_without_a_table_are_refused() -> None:
     vit = Teacher(ViTModel(ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)), "vit")
-    with pytest.raises(InputError, match="cannot convert a teacher of type 'vit'.*--init patch-embedding"):
+    with pytest.raises(InputError, match=r"cannot convert a teacher of type 'vit'.*--init patch-embedding"):
         student_config(vit)
     with pytest.raises(InputError, match="its MLP uses 'relu'"):
         student_config(dinov3(hidden_act="relu"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from distill.runs import tiny_settings
 
+from distill.runs import tiny_settings
 from veca.augment import augment
 from veca.distill.data import Batch, Key, Plan, Views, loader
 from veca.distill.schedule import stream

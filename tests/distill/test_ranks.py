@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from distill.runs import kill, start, tiny_settings, wait, wait_for_step
 from safetensors.torch import load_file
 
+from distill.runs import start, tiny_settings, wait
 from veca.distill.engine import train
 from veca.distill.settings import Settings
 from veca.errors import InputError
@@ -51,7 +52,7 @@ def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) ->
 
 
 def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -> None:
-    """Two ranks, then one: the step keeps its eight images. Three ranks cannot share them."""
+    """Two ranks, then one: the step keeps its eight images."""
     run_ranks(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=5), 2)
     train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4))
     train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4))
@@ -60,12 +61,8 @@ def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -
 
 def test_a_step_that_cannot_be_shared_is_refused(root: Path, tmp_path: Path) -> None:
     train(tiny_settings(root, tmp_path / "run", batch=3, stop_at=1))
-    try:
+    with pytest.raises(InputError, match="3 images per step, this is 6"):
         train(tiny_settings(root, tmp_path / "run", batch=3, accumulate=2))
-    except InputError as error:
-        assert "3 images per step, this is 6" in str(error)
-    else:
-        raise AssertionError("not refused")
 
 
 def test_torchrun_restarts_a_run_whose_rank_died(root: Path, tmp_path: Path) -> None:
@@ -93,11 +90,3 @@ def test_torchrun_restarts_a_run_whose_rank_died(root: Path, tmp_path: Path) -> 
     said = (tmp_path / "log").read_text()
     assert f"continuing {out} at step" in said
     assert (out / "last" / "model.safetensors").is_file()
-
-
-def test_a_killed_rank_leaves_a_run_that_one_process_can_continue(root: Path, tmp_path: Path) -> None:
-    settings = tiny_settings(root, tmp_path / "run")
-    process = start(settings, delay=0.02)
-    wait_for_step(settings.out, 2, process)
-    kill(process)
-    assert wait(start(settings)) == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import webdataset
-from distill.runs import make_photos
 
+from distill.runs import make_photos
 from veca.distill import sources
 from veca.distill.sources import expand_braces, find_images
 from veca.errors import InputError
