@@ -135,6 +135,13 @@ def test_where_one_pass_fits_the_sliding_window_is_that_pass() -> None:
     torch.testing.assert_close(dense.stitch([(box, maps)], (37, 37)), dense.upsample(maps, (37, 37)))
 
 
+@pytest.mark.parametrize("size", [(4, 4), (37, 50), (5, 3), (1, 9)])
+def test_upsampling_is_bilinear_interpolation(size: tuple[int, int]) -> None:
+    maps = torch.randn(CLASSES, GRID, 6)
+    expected = torch.nn.functional.interpolate(maps[None], size=size, mode="bilinear", align_corners=False)[0]
+    torch.testing.assert_close(dense.upsample(maps, size), expected)
+
+
 def test_overlapping_windows_are_averaged() -> None:
     first, second = torch.full((1, 2, 2), 1.0), torch.full((1, 2, 2), 3.0)
     whole = dense.stitch([((0, 0, 4, 4), first), ((2, 0, 6, 4), second)], (4, 6))

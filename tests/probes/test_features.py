@@ -13,7 +13,7 @@ from PIL import Image
 from veca.errors import InputError
 from veca.model import create_model
 from veca.probes import features
-from veca.probes.backbones import Backbone, load_backbone, weights_digest
+from veca.probes.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.probes.features import Cache, Extractor, LiveFeatures
 from veca.probes.views import View, centre_view
 
@@ -93,6 +93,16 @@ def test_the_cache_never_outgrows_its_limit(tmp_path: Path) -> None:
     assert {file.stem for file in tmp_path.iterdir()} == {"0", "3", "4", "5"}
 
 
+def test_what_a_killed_run_left_is_removed_but_not_what_is_being_written(tmp_path: Path) -> None:
+    old, new = tmp_path / ".a.partial.safetensors", tmp_path / ".b.partial.safetensors"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    Cache(tmp_path, 100).put("c", {"global": torch.zeros(1)}, keep=set())
+    assert not old.exists()
+    assert new.exists()
+
+
 def test_what_is_in_use_is_kept(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 50_000)
     for number in range(4):
@@ -112,6 +122,12 @@ def test_features_that_cannot_fit_are_refused(backbone: Backbone, views: list[Vi
     extractor = Extractor(backbone, 8, Cache(tmp_path / "cache", 1000))
     with pytest.raises(InputError, match=r"5 views \(train\) take .* GB.*--cache-gb.*--augment"):
         extractor.dense(views, "train")
+
+
+def test_names_tell_models_apart() -> None:
+    assert short_names(["runs/a/best", "runs/b/best", "org/model", "random:veca_tiny"]) == [
+        *("a/best", "b/best", "model", "random:veca_tiny")
+    ]
 
 
 def test_budgets_and_sizes_follow_the_model(backbone: Backbone) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ class Backbone:
 
     def __init__(self, source: str, model: Veca | Teacher, device: torch.device) -> None:
         self.source = source
-        self.name = short_name(source)
+        self.name = source  # what a table calls it
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = device
         self.patch_size = model.patch_size
@@ -106,12 +107,17 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def short_name(source: str) -> str:
-    """How a table calls a model: the last part of its path, or its whole name."""
-    if source.startswith(RANDOM):
-        return source
-    path = Path(source)
-    return path.stem if path.is_file() else path.name
+def short_names(sources: Sequence[str]) -> list[str]:
+    """How a table calls its models: as few of the last parts of their paths as tell them apart."""
+    paths = [Path(source).with_suffix("") if Path(source).is_file() else Path(source) for source in sources]
+    names = []
+    for source, path in zip(sources, paths, strict=True):
+        others = {other for other in paths if other != path}
+        parts = 1
+        while parts < len(path.parts) and any(other.parts[-parts:] == path.parts[-parts:] for other in others):
+            parts += 1
+        names.append(source if source.startswith(RANDOM) else "/".join(path.parts[-parts:]))
+    return names
 
 
 def pick_device(device: str) -> torch.device:

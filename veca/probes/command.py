@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import tyro
 
 from veca.errors import InputError
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
-from veca.probes.settings import Classify, DepthProbe, Knn, Predict, Score, Segment
+from veca.probes.settings import Classify, Common, DepthProbe, Knn, Predict, Score, Segment
 
 USAGE = """usage: veca probe TASK [arguments]
 
@@ -39,7 +40,10 @@ def main(arguments: list[str]) -> int:
     if name not in TASKS:
         raise InputError(f"no probe is called {name!r}; there are {', '.join(TASKS)}")
     settings, act = TASKS[name]
-    act(tyro.cli(settings, args=rest, prog=f"veca probe {name}"))
+    chosen = tyro.cli(settings, args=rest, prog=f"veca probe {name}")
+    if isinstance(chosen, Common):
+        chosen.command = shlex.join(["veca", "probe", *arguments])
+    act(chosen)
     return 0
 
 
@@ -186,8 +190,9 @@ def _prepare(table: Any, settings: Any, dataset: str) -> None:
     """What can fail before the long work: the paper's numbers. What results.json should tell: the settings."""
     from veca.probes.paper import paper_rows
 
-    table.settings = {name: value for name, value in vars(settings).items() if name not in ("cache", "cache_gb", "out")}
-    table.settings = {name: _plain(value) for name, value in table.settings.items()}
+    left_out = ("cache", "cache_gb", "out", "command")
+    table.command = settings.command
+    table.settings = {name: _plain(value) for name, value in vars(settings).items() if name not in left_out}
     if settings.against:
         table.paper = paper_rows(table.task, dataset)
 

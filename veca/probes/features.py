@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,6 +29,7 @@ from veca.probes.progress import progress
 from veca.probes.views import View
 
 FORMAT = 1
+ABANDONED = 3600  # seconds after which a half-written shard has no writer any more
 SHARD = {True: 64, False: 1024}  # views a shard, with and without patch features
 
 
@@ -58,17 +60,32 @@ class Cache:
     def put(self, key: str, tensors: dict[str, Tensor], keep: set[str]) -> Path:
         """Store a shard; the least recently used ones outside `keep` are removed to make room."""
         need = sum(tensor.nbytes for tensor in tensors.values()) + 4096
-        shards = sorted(self.folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-        size = sum(path.stat().st_size for path in shards)
-        for path in shards:
+        shards = self._oldest_first()
+        size = sum(bytes_ for _, bytes_, _ in shards)
+        for _, bytes_, path in shards:
             if size + need <= self.limit:
                 break
             if path.stem not in keep:
-                size -= path.stat().st_size
+                size -= bytes_
                 path.unlink(missing_ok=True)
         with whole_file(self.path(key)) as temporary:
             save_file(tensors, temporary)
         return self.path(key)
+
+
+    def _oldest_first(self) -> list[tuple[float, int, Path]]:
+        """(time of use, bytes, path) of every shard; what a killed run left half-written is removed."""
+        found = []
+        for path in self.folder.glob("*.safetensors"):
+            try:
+                state = path.stat()
+            except FileNotFoundError:  # another run made room
+                continue
+            if not path.name.startswith("."):
+                found.append((state.st_mtime, state.st_size, path))
+            elif state.st_mtime < time.time() - ABANDONED:
+                path.unlink(missing_ok=True)
+        return sorted(found)
 
 
 class Features:

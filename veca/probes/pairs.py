@@ -36,7 +36,6 @@ class Pair:
 @dataclass(frozen=True)
 class PairData:
     train: tuple[Pair, ...]
-    validation: tuple[Pair, ...]  # empty unless the folder has train, val and test
     test: tuple[Pair, ...]
 
 
@@ -46,10 +45,9 @@ def find_pairs(folder: str | Path, labels: str, layout: Layout | None) -> PairDa
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if layout is None or (folder / "train" / "images").is_dir():
-        train, validation, test = split_names(folder)
-        parts = {name: _plain(folder / name, labels) for name in (train, validation, test) if name}
-        return PairData(parts[train], parts.get(validation, ()), parts[test])
-    return PairData(_published(folder, layout, layout.train), (), _published(folder, layout, layout.test))
+        train, _, test = split_names(folder)
+        return PairData(_plain(folder / train, labels), _plain(folder / test, labels))
+    return PairData(_published(folder, layout, layout.train), _published(folder, layout, layout.test))
 
 
 def _plain(folder: Path, labels: str) -> tuple[Pair, ...]:
@@ -152,14 +150,15 @@ class MaskReader:
 
     def __init__(self, preset: SegmentPreset) -> None:
         self.preset = preset
+        self.table = np.full(max(preset.ids, default=0) + 2, IGNORE, np.int16)  # its last entry stands for all beyond
+        for value, index in preset.ids.items():
+            self.table[value] = index
 
     def __call__(self, path: Path) -> Array:  # H×W int16
         preset, stored = self.preset, read_values(path).astype(np.int32)
-        label = np.full_like(stored, IGNORE)
         if preset.ids:
-            for value, index in preset.ids.items():
-                label[stored == value] = index
-            return np.asarray(label, np.int16)
+            return np.asarray(self.table[np.clip(stored, 0, len(self.table) - 1)], np.int16)
+        label = np.full_like(stored, IGNORE)
         counted = stored != preset.ignore
         label[counted] = np.maximum(stored[counted] + preset.offset, IGNORE)
         if label.max(initial=IGNORE) >= preset.classes:

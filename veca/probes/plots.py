@@ -20,8 +20,8 @@ LABELS = {
 
 def draw(table: Table, folder: Path) -> None:
     """`budget.png` and `resolution.png` in the folder."""
-    _plot(table, folder / "budget.png", "active cores", lambda row: row.cores, lambda row: row.pixels, "{} px")
-    _plot(table, folder / "resolution.png", "side in pixels", lambda row: row.pixels, lambda row: row.cores, "{} cores")
+    _plot(table, folder / "budget.png", "active cores", lambda row: row.cores, lambda row: row.size, "{} px")
+    _plot(table, folder / "resolution.png", "side in pixels", lambda row: row.size, lambda row: row.cores, "{} cores")
 
 
 def _plot(
@@ -53,12 +53,14 @@ def _plot(
         else:
             axes.axhline(rows[0].mean(table.main), linestyle="--", color=colour, label=name)
     if axis == "active cores":
-        for number, known in enumerate(table.paper):
-            colour = f"C{(len(lines) + number) % 10}"
-            if known.cores:
-                axes.plot([known.cores], [known.value], "x", color=colour, label=f"paper: {known.model}")
+        for number, model in enumerate(dict.fromkeys(known.model for known in table.paper)):
+            style = {"color": f"C{(len(lines) + number) % 10}", "linestyle": ":", "label": f"paper: {model}"}
+            known = [row for row in table.paper if row.model == model]
+            budgets = sorted((row.cores, row.value) for row in known if row.cores)
+            if budgets:
+                axes.plot(*zip(*budgets, strict=True), marker="x", **style)
             else:
-                axes.axhline(known.value, linestyle=":", color=colour, label=f"paper: {known.model}")
+                axes.axhline(known[0].value, **style)
     ticks = sorted({at for row in table.rows if (at := x(row))})
     if ticks:
         axes.set_xscale("log", base=2)

@@ -68,10 +68,11 @@ def classify_one(head: Head, backbone: Backbone, path: Path, _: Path) -> dict[st
 def segment_one(head: Head, backbone: Backbone, path: Path, target: Path) -> dict[str, Any]:
     """`<name>.mask.png` (palette indices) and `<name>.overlay.png`; the share of the picture each class takes."""
     image, logits = whole_image(head, backbone, path)
-    mask = logits.argmax(0).numpy().astype(np.uint8)
     colours = palette(len(head.about["classes"])).numpy()
-    indexed = Image.fromarray(mask, mode="P")
-    indexed.putpalette(colours.tobytes())
+    mask = logits.argmax(0).numpy().astype(np.uint8 if len(colours) <= 256 else np.uint16)
+    indexed = Image.fromarray(mask)
+    if len(colours) <= 256:
+        indexed.putpalette(colours.tobytes())
     shown = {int(value): float((mask == value).mean()) for value in np.unique(mask)}
     largest = sorted(shown.items(), key=lambda item: -item[1])
     overlay = Image.blend(image, Image.fromarray(colours[mask]), OPACITY)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veca.errors import InputError
 from veca.probes import classify, dense, knn, metrics
-from veca.probes.backbones import Backbone, load_backbone
+from veca.probes.backbones import Backbone, load_backbone, short_names
 from veca.probes.data import ClassData, Example, read_examples
 from veca.probes.depth import Depth
 from veca.probes.features import Cache, Extractor, Features, LiveFeatures
@@ -41,8 +41,9 @@ class Grid:
             raise InputError("give at least one --model")
         if self.seeds < 1 or any(size < 1 for size in self.sizes):
             raise InputError("--seeds and --size must be at least 1")
-        for source in self.models:
+        for source, name in zip(self.models, short_names(self.models), strict=True):
             backbone = load_backbone(source, self.device)
+            backbone.name = name
             for size in self.sizes:
                 for cores in backbone.budgets(self.cores):
                     yield backbone, size, Extractor(backbone, cores, self.cache)

@@ -60,6 +60,7 @@ class Common:
     """what that folder may hold; the features used longest ago make room"""
     against: Literal["paper"] | None = None
     """add the paper's own numbers for this data set to the table"""
+    command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
 
 
 @dataclass
@@ -85,7 +86,9 @@ class Classify(Common):
 
 @dataclass
 class Knn(Common):
-    """Classify each test image by its nearest training images: cosine, k = 1 and 20. Nothing is trained.
+    """Classify each test image by its nearest training images: cosine, k = 1 and 20.
+
+    Nothing is trained, so there is one answer whatever --seeds says.
 
     Example:
       veca probe knn --data pets/ --model teacher/ --model veca-s14 --cores 8,64 --out pets-knn/

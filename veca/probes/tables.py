@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from veca._version import __version__
 from veca.files import write_json, write_text
 from veca.probes.paper import PaperRow
 
@@ -43,6 +46,7 @@ class Table:
     main: str  # the metric that plots and shares are about
     better: str  # higher or lower
     classes: list[str] = field(default_factory=list)
+    command: str = ""  # what to type to get this table again
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     paper: Sequence[PaperRow] = ()
@@ -127,6 +131,8 @@ class Table:
         return {
             "task": self.task,
             "data": self.data,
+            "command": self.command,
+            "versions": {"veca": __version__, "torch": torch.__version__},
             "main": self.main,
             "better": self.better,
             "settings": self.settings,
