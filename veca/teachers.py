@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,13 +136,15 @@ def _how_to_get(name: str, error: Exception) -> str:
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """No progress bars and advice from transformers while a teacher is read."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
+    level, hub_level, bars = logging.get_verbosity(), hub.level, logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    hub.setLevel("ERROR")
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()
