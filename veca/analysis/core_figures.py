@@ -51,8 +51,13 @@ def layers_figure(
     budgets = usable_budgets(backbone.veca, budgets)
     found, grid = profiles(backbone, photo, budgets, size)
     depth = found.shape[1]
-    # Square roots, so that Euclidean distance is Hellinger's, the distance between distributions.
-    groups = [np.sqrt(found[row, layer]) for row in range(len(budgets)) for layer in range(1, depth)]
+    # Square roots, so that Euclidean distance is Hellinger's, the distance between distributions. The even share of
+    # each budget is taken off: no colour is then spent on telling 8 cores from 64.
+    groups = [
+        np.sqrt(found[row, layer]) - np.where(np.arange(found.shape[-1]) < budget, budget**-0.5, 0).astype(np.float32)
+        for row, budget in enumerate(budgets)
+        for layer in range(1, depth)
+    ]
     painted = np.stack(colours(project(groups, method))).reshape(len(budgets), depth - 1, *grid, 3)
     sheet = Sheet(
         "Which cores each patch listens to",

@@ -143,6 +143,10 @@ function describeStage(pane, index) {
 function captionOf(pane, shown) {
   if (shown.nothing) return shown.nothing;
   if (shown.match !== undefined) return `best match ${cosine(shown.values[shown.match])} (brightest ${cosine(shown.high)})`;
+  if (panes.length > 1 && shown.values) { // the bar in the legend belongs to the photo pointed at
+    const number = shown.number ?? cosine;
+    return `colours from ${number(shown.low)} to ${number(shown.high)}`;
+  }
   return "";
 }
 
@@ -213,9 +217,8 @@ function readout(first) {
     return `${at} takes most from ${top.join(", ")}.`;
   }
   if (first.values) {
-    let close = 0;
-    for (const value of first.values) close += value > (first.low + 1) / 2;
-    return `${at}${state.held ? ", held" : ""}: ${close - 1} of ${pane.count - 1} patches are more alike than unlike it.`;
+    const median = Float32Array.from(first.values).sort()[pane.count >> 1];
+    return `${at}${state.held ? ", held" : ""}: half of all patches have a cosine above ${cosine(median)}.`;
   }
   return `${at}.`;
 }

@@ -133,6 +133,11 @@ def layer_colours(
         for index in reversed(range(depth)):
             places = [(view, stop) for view in range(len(views)) for stop in together]
             groups = [rows_of(views[view].steps[index][stop]) for view, stop in places]
+            for stop in together:  # a budget's own mean is taken off: no colour is spent on telling budgets apart
+                own = [place for place, (_, other) in enumerate(places) if other == stop]
+                mean = np.concatenate([groups[place] for place in own]).mean(0)
+                for place in own:
+                    groups[place] = groups[place] - mean
             fitted = Pca(np.concatenate([group[:: max(1, len(group) // 512)] for group in groups]))
             points = [fitted(group) for group in groups]
             every = np.concatenate(points)
