@@ -217,7 +217,7 @@ def test_no_tensor_grows_with_the_square_of_the_patches() -> None:
             model(images, cores=8)
         sizes[side] = largest.numel
     patches = (1024 // 16) ** 2
-    assert sizes[1024] < patches * patches / 10
+    assert sizes[1024] < patches * patches / 5  # the largest is the image itself, as the rows of a product
     assert sizes[1024] <= 16.1 * sizes[256]  # 16 times the patches
 
 

@@ -67,4 +67,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def probabilities(q: Tensor, k: Tensor) -> Tensor:
     """softmax(q kᵀ / √d) in float32."""
     logits = q.float() @ k.float().transpose(-2, -1) * q.shape[-1] ** -0.5
-    return logits.softmax(-1)
+    rows: Tensor = logits.softmax(-1)
+    return rows
