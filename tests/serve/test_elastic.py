@@ -57,6 +57,16 @@ def test_goes_down_as_far_as_the_costs_say() -> None:
     assert farther.update(0.1, 100.0) == RUNGS[3]
 
 
+def test_a_step_down_is_given_time_to_show() -> None:
+    """What waits was decoded at the old size: it stays slow for a while, and is no reason to go down twice."""
+    patient = controller()
+    assert patient.update(0.0, 0.9) == RUNGS[1]
+    assert patient.update(0.5, 0.9) == RUNGS[1]
+    assert patient.update(0.95, 0.9) == RUNGS[2]  # it did not help
+    assert patient.update(1.0, 50.0) == RUNGS[2]
+    assert patient.update(1.9, 50.0) == RUNGS[3]
+
+
 def test_goes_up_a_rung_at_a_time_after_its_patience() -> None:
     up = controller()
     up.update(0.0, 100.0)

@@ -170,7 +170,14 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
     clients = [httpx.Client(timeout=60) for _ in range(4)]
     assert HTTP.post(url, content=body).json()["lowered"] is False
     with ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(ask, range(160)))
+        asked = [pool.submit(ask, index) for index in range(160)]
+        health = [0, 0]  # asked, and asked while the model was at work
+        while not all(future.done() for future in asked):
+            assert HTTP.get(f"{server.url}/healthz").status_code == 200
+            health[0] += 1
+            health[1] += server.metric("veca_queue") > 0
+        answers = [future.result() for future in asked]
+    assert health[1] > 5, health
     assert {answer.status_code for answer in answers} == {200}
     used = [(answer.json()["size"], answer.json()["cores"]) for answer in answers]
     own, ours = used[15::16], [item for index, item in enumerate(used) if index % 16 != 15]

@@ -3,7 +3,8 @@
 The choices form a ladder. The first rung is what the operator set; each rung below costs less: first fewer cores, then,
 where the operator allows it, a smaller image. The engine reports how long a request that arrives now would take at the
 current rung, and the controller
-- steps down at once, as far as the costs say is needed, when that is more than HIGH of the objective;
+- steps down at once, as far as the costs say is needed, when that is more than HIGH of the objective, and then lets
+  what was decoded at the old size drain before it judges again;
 - steps up a rung at a time, when one more rung would have kept it under LOW for a whole `patience`.
 Between the two it stays where it is, so that it does not swing at every burst.
 """
@@ -51,6 +52,7 @@ class Controller:
         self.objective, self.patience = objective, patience
         self.index = 0
         self.calm_since: float | None = None  # since when one rung higher would have been affordable
+        self.settled = float("-inf")  # from when on the last step down shows in the queue
 
     @property
     def rung(self) -> Rung:
@@ -63,6 +65,9 @@ class Controller:
         here = self.costs[self.index]
         if expected > HIGH * self.objective:
             self.calm_since = None
+            if now < self.settled:
+                return self.rung
+            self.settled = now + min(expected, self.objective)
             while self.index + 1 < len(self.rungs):
                 self.index += 1
                 if expected * self.costs[self.index] / here <= HIGH * self.objective:

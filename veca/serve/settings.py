@@ -70,15 +70,15 @@ class Settings:
     """address to listen at; the default is reachable from this machine only"""
     port: int = 8000
     """port to listen at; 0 takes a free one and prints it"""
-    token_file: Path | None = None
+    token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: no token)")] = None
     """file with the bearer token that /v1 and /metrics then ask for (or set VECA_TOKEN)"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps"""
 
     size: int = 512
     """shorter side in pixels, for requests that do not say"""
-    cores: int | None = None
-    """core budget, for requests that do not say (default: all cores)"""
+    cores: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")] = None
+    """core budget, for requests that do not say"""
     max_size: int = 1024
     """largest size a request may ask for; a picture may then have up to 4 × max-size² pixels"""
 
@@ -87,12 +87,12 @@ class Settings:
     delay: Seconds = 0.005
     """how long the first of a batch waits for others"""
 
-    slo: Seconds | None = None
+    slo: Annotated[Seconds | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: not elastic)")] = None
     """elastic: the time from the end of an upload to its answer that the service tries to keep"""
     min_cores: int = 8
     """elastic: the budget is not lowered below this"""
-    min_size: int | None = None
-    """elastic: allows smaller images, down to this size (default: the size is never changed)"""
+    min_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: size is kept)")] = None
+    """elastic: allows smaller images, down to this size"""
 
     max_bytes: Bytes = 20_000_000
     """largest upload, else 413; eight times as much may be held for all clients together, else 503"""

@@ -1,0 +1,41 @@
+"""The commands in docs/deploy.md are ones that the service understands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from veca.serve.settings import Settings, flag, parse
+
+DEPLOY = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+
+
+def test_the_unit_and_the_dockerfile_start_the_service() -> None:
+    unit = re.search(r"^ExecStart=/opt/veca/bin/veca serve (.*)$", DEPLOY, re.MULTILINE)
+    docker = re.search(r"^CMD (\[.*\])$", DEPLOY, re.MULTILINE)
+    assert unit is not None
+    assert docker is not None
+    assert parse(shlex.split(unit[1])).slo == 0.5
+    assert parse(json.loads(docker[1])).host == "0.0.0.0"
+    for command in re.findall(r"^veca serve (.*?)(?:\s+#.*)?$", DEPLOY, re.MULTILINE):
+        parse(shlex.split(command))
+
+
+def test_the_stop_time_covers_the_longest_request() -> None:
+    longest = Settings().timeout + Settings().client_timeout
+    assert int(re.search(r"^TimeoutStopSec=(\d+)$", DEPLOY, re.MULTILINE)[1]) > longest  # type: ignore[index]
+    assert int(re.search(r"--stop-timeout (\d+)", DEPLOY)[1]) > longest  # type: ignore[index]
+
+
+def test_the_table_of_bounds_is_whole() -> None:
+    names = ("max_bytes", "max_pixels", "max_size", "queue", "timeout", "client_timeout", "connections", "threads")
+    for name in (*names, "decoders"):
+        assert f"`{flag(name)}`" in DEPLOY
+    assert (Settings().max_bytes, Settings().max_pixels, Settings().queue) == (20_000_000, 50_000_000, 64)
+
+
+def test_times_and_bytes_are_read_with_their_units() -> None:
+    read = parse(["--slo", "500ms", "--timeout", "2m", "--client-timeout", "1.5s", "--max-bytes", "1.5MB"])
+    assert (read.slo, read.timeout, read.client_timeout, read.max_bytes) == (0.5, 120.0, 1.5, 1_500_000)
