@@ -30,7 +30,17 @@ def test_the_stop_time_covers_the_longest_request() -> None:
 
 
 def test_the_table_of_bounds_is_whole() -> None:
-    names = ("max_bytes", "max_pixels", "max_size", "queue", "timeout", "client_timeout", "connections", "threads")
+    names = (
+        "max_bytes",
+        "max_held",
+        "max_pixels",
+        "max_size",
+        "queue",
+        "timeout",
+        "client_timeout",
+        "connections",
+        "threads",
+    )
     for name in (*names, "decoders"):
         assert f"`{flag(name)}`" in DEPLOY
     assert (Settings().max_bytes, Settings().max_pixels, Settings().queue) == (20_000_000, 50_000_000, 64)

@@ -112,7 +112,7 @@ def test_two_thousand_requests_a_tenth_of_them_hostile(
     assert {"too_many_bytes", "too_many_pixels", "not_an_image", "damaged_image", "unauthorised"} <= set(outcomes)
     assert memory[1] - memory[0] < 80, memory  # megabytes
     wait_until(lambda: server.metric("veca_queue", AUTHORISED) == 0)
-    wait_until(lambda: server.metric("veca_upload_bytes", AUTHORISED) == 0)
+    wait_until(lambda: server.metric("veca_held_bytes", AUTHORISED) == 0)
     wait_until(lambda: server.metric("veca_connections", AUTHORISED) <= 2)
     assert HTTP.get(f"{server.url}/healthz").json() == {"alive": True}
     assert honest(0, HTTP) == "features"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -21,6 +20,7 @@ from veca.analysis.similarity import cosine_map, patch_at
 from veca.errors import InputError
 from veca.serve.answers import MEDIA, encode_json, encode_npz, encode_png
 from veca.serve.gate import Gate
+from veca.serve.memory import HeldResponse
 from veca.serve.openapi import describe
 from veca.serve.problems import ClientGone, Problem
 from veca.serve.service import Hand, Result, Service
@@ -75,7 +75,7 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
             if result.answer.patches is not None:
                 values["patches"] = result.answer.patches
             body = await service.encode(hand, encode_npz if wishes.format == "npz" else encode_json, values)
-        return Response(body, media_type=MEDIA[wishes.format], headers=headers(service, result))
+        return HeldResponse(service.memory, body, MEDIA[wishes.format], headers(service, result))
 
     @api.post("/v1/similarity")
     async def similarity(request: Request, wishes: Annotated[SimilarityWishes, Query()]) -> Response:
@@ -105,7 +105,7 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
                 encoder = encode_npz if wishes.format == "npz" else encode_json
                 body = await service.encode(hand, encoder, {**about, "map": values})
         extra = {"X-Veca-Range": f"{about['low']:.6f} {about['high']:.6f}"}
-        return Response(body, media_type=MEDIA[wishes.format], headers={**headers(service, second), **extra})
+        return HeldResponse(service.memory, body, MEDIA[wishes.format], {**headers(service, second), **extra})
 
     @api.post("/v1/explore", response_class=HTMLResponse)
     async def explore(request: Request, wishes: Annotated[ExploreWishes, Query()]) -> Response:
@@ -114,7 +114,8 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
         size = wishes.size or min(448, service.settings.max_size)
         async with service.hand(request, ("image",)) as hand:
             text = await service.page(hand, "image", size)
-        return HTMLResponse(text, headers={"X-Veca-Model": service.name, "X-Veca-Size": str(size)})
+        used = {"X-Veca-Model": ascii_only(service.name), "X-Veca-Size": str(size)}
+        return HeldResponse(service.memory, text.encode(), "text/html; charset=utf-8", used)
 
     @api.get("/healthz")
     async def healthz() -> Response:
@@ -234,9 +235,14 @@ def used(service: Service, result: Result) -> dict[str, Any]:
     }
 
 
-def headers(service: Service, result: Result) -> Mapping[str, str]:
+def ascii_only(text: str) -> str:
+    """A header holds nothing else."""
+    return text.encode("ascii", "replace").decode()
+
+
+def headers(service: Service, result: Result) -> dict[str, str]:
     return {
-        "X-Veca-Model": service.name.encode("ascii", "replace").decode(),
+        "X-Veca-Model": ascii_only(service.name),
         "X-Veca-Size": str(result.size),
         "X-Veca-Cores": str(result.answer.cores),
         "X-Veca-Lowered": str(result.lowered).lower(),

@@ -7,75 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from veca.serve.metrics import Metrics
+from veca.serve.memory import Share
 from veca.serve.problems import ClientGone, Problem
 
 MAX_PARTS = 8
 
 
-class Uploads:
-    """Counts the bytes that all uploads together hold: many clients at once must not fill the memory either."""
-
-    def __init__(self, limit: int, total: int, seconds: float, metrics: Metrics) -> None:
-        self.limit, self.total, self.seconds, self.metrics = limit, total, seconds, metrics
-        self.held = 0
-
-    @contextmanager
-    def holding(self) -> Iterator[Upload]:
-        upload = Upload(self)
+async def read_body(request: Request, share: Share, limit: int, seconds: float) -> bytearray:
+    """The whole body; 413 as soon as it is too long, 408 when it takes too long."""
+    deadline = time.monotonic() + seconds
+    body = bytearray()
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise too_long(limit)
+    stream = request.stream().__aiter__()
+    while True:
         try:
-            yield upload
-        finally:
-            upload.hold(0)
-
-    def change(self, count: int) -> None:
-        self.held += count
-        self.metrics.uploads.set(self.held)
-
-
-class Upload:
-    """One request's share of the bytes held."""
-
-    def __init__(self, uploads: Uploads) -> None:
-        self.uploads = uploads
-        self.held = 0
-
-    def hold(self, count: int) -> None:
-        self.uploads.change(count - self.held)
-        self.held = count
-
-    async def read(self, request: Request) -> bytearray:
-        """The whole body; 413 as soon as it is too long, 408 when it takes too long."""
-        limit, deadline = self.uploads.limit, time.monotonic() + self.uploads.seconds
-        body = bytearray()
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > limit:
+            chunk = await asyncio.wait_for(stream.__anext__(), max(0.0, deadline - time.monotonic()))
+        except StopAsyncIteration:
+            return body
+        except ClientDisconnect:
+            raise ClientGone from None
+        except asyncio.TimeoutError:
+            message = f"the upload took longer than {seconds:g} s"
+            raise Problem(408, "slow_upload", message) from None
+        if len(body) + len(chunk) > limit:
             raise too_long(limit)
-        stream = request.stream().__aiter__()
-        while True:
-            try:
-                chunk = await asyncio.wait_for(stream.__anext__(), max(0.0, deadline - time.monotonic()))
-            except StopAsyncIteration:
-                return body
-            except ClientDisconnect:
-                raise ClientGone from None
-            except asyncio.TimeoutError:
-                message = f"the upload took longer than {self.uploads.seconds:g} s"
-                raise Problem(408, "slow_upload", message, {"Connection": "close"}) from None
-            if len(body) + len(chunk) > limit:
-                raise too_long(limit)
-            if self.uploads.held + len(chunk) > self.uploads.total:
-                message = "too many bytes are being uploaded by others; try again shortly"
-                raise Problem(503, "uploads_full", message, {"Retry-After": "1"})
-            body += chunk
-            self.hold(len(body))
+        share.hold(len(body) + len(chunk))
+        body += chunk
 
 
 def too_long(limit: int) -> Problem:

@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     from veca.weights import load
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every damaged form
     token = settings.token()
     model = load(settings.model, device=device(settings.device)).requires_grad_(False)
     settings.check_model(model.config)

@@ -22,7 +22,7 @@ class Metrics:
         self.batch_size = Histogram("veca_batch_size", "Images a batch", buckets=(1, 2, 4, 8, 16, 32, 64), **own)
         self.cores = Histogram("veca_cores", "Core budget an image", buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64), **own)
         self.queue = Gauge("veca_queue", "Requests in hand: decoding, waiting or in the model", **own)
-        self.uploads = Gauge("veca_upload_bytes", "Bytes of uploads held now", **own)
+        self.held = Gauge("veca_held_bytes", "Bytes of uploads, waiting pictures and answers held now", **own)
         self.connections = Gauge("veca_connections", "Open connections", **own)
         self.rung_cores = Gauge("veca_elastic_cores", "Budget that a request without its own gets now", **own)
         self.rung_size = Gauge("veca_elastic_size", "Image size that a request without its own gets now", **own)

@@ -28,18 +28,16 @@ class GuardedProtocol(H11Protocol):
 
     guard: asyncio.TimerHandle | None = None
     guarded: str = ""  # what the timer is running for
+    refused = False  # answered outside any request; what still comes is thrown away
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            transport.write(
-                _raw(503, "Service Unavailable", "too_many_connections", "too many connections", retry=True)
-            )
-            transport.close()
+            self._refuse(503, "Service Unavailable", "too_many_connections", "too many connections are open; try again")
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():
+        if not self.refused and not self.transport.is_closing():
             super().data_received(data)
             self._watch()
 
@@ -60,18 +58,36 @@ class GuardedProtocol(H11Protocol):
         self._set("", 0)
 
     def send_400_response(self, msg: str) -> None:
-        self.transport.write(_raw(400, "Bad Request", "bad_http", msg))
-        self.transport.close()
+        self._refuse(400, "Bad Request", "bad_http", msg)
+
+    def _refuse(self, status: int, phrase: str, reason: str, message: str) -> None:
+        """Answer outside any request, and hang up.
+
+        Only our direction is closed at first: to close both while the client still sends would reset the connection,
+        and the answer with it. Where too many are open even for that, they are closed at once.
+        """
+        body = problem_body(reason, message)
+        again = "Retry-After: 1\r\n" if status == 503 else ""
+        head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}"
+        self.refused = True
+        self.transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+        if len(self.connections) > 2 * self.max_connections:
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+        self._watch()
 
     def _watch(self) -> None:
         """Start the timer that fits what the connection is waiting for; a client's next byte does not restart it."""
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.transport.is_closing() or self.flow.write_paused:
             self._set("taking the answer", self.client_seconds)
+        elif self.refused:
+            self._set("the rest of a refused request", LINGER)
         elif answering:
             self._set("", 0)
         elif self.conn.their_state is h11.SEND_BODY:
-            self._set("the rest of a refused upload", LINGER)
+            self._set("the rest of a refused request", LINGER)
         elif self.cycle is None or self.conn.trailing_data[0]:
             self._set("the head of a request", self.client_seconds)
         elif self.transport.get_write_buffer_size():
@@ -89,7 +105,8 @@ class GuardedProtocol(H11Protocol):
 
     def _expire(self) -> None:
         if self.guarded == "the head of a request" and not self.transport.is_closing():
-            self.transport.write(_raw(408, "Request Timeout", "slow_request", "the request took too long"))
+            self._refuse(408, "Request Timeout", "slow_request", "the request took too long")
+            return
         if not self.transport.get_write_buffer_size():
             self.transport.close()
             return
@@ -97,14 +114,6 @@ class GuardedProtocol(H11Protocol):
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
-
-
-def _raw(status: int, phrase: str, reason: str, message: str, retry: bool = False) -> bytes:
-    """An answer outside any request."""
-    body = problem_body(reason, message)
-    again = "Retry-After: 1\r\n" if retry else ""
-    head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 class DrainingServer(Server):

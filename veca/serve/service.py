@@ -16,10 +16,11 @@ from starlette.requests import Request
 from veca.errors import InputError
 from veca.images import grid_size
 from veca.model import Veca
-from veca.serve.bodies import Upload, Uploads, images_of
+from veca.serve.bodies import images_of, read_body
 from veca.serve.decode import Decoder, Picture
 from veca.serve.elastic import Controller, Rung, image_cost, ladder
 from veca.serve.engine import Answer, Engine, Ticket
+from veca.serve.memory import Memory, Share
 from veca.serve.metrics import Metrics
 from veca.serve.problems import ClientGone, Problem
 from veca.serve.settings import Settings
@@ -38,9 +39,10 @@ class Result(NamedTuple):
 class Hand:
     """One admitted request: the deadline it has, and the steps that are cut short when it passes or the client goes."""
 
-    def __init__(self, request: Request, upload: Upload, seconds: float) -> None:
-        self.request, self.upload, self.seconds = request, upload, seconds
+    def __init__(self, request: Request, share: Share, seconds: float) -> None:
+        self.request, self.share, self.seconds = request, share, seconds
         self.images: dict[str, bytes] = {}  # by form field; each is let go of as soon as it is decoded
+        self.more = 0  # bytes held instead of them
         self.deadline = time.monotonic() + seconds
         self.gone: asyncio.Task[None] | None = None
 
@@ -60,9 +62,11 @@ class Hand:
         finally:
             task.cancel()
 
-    def let_go(self, name: str) -> None:
+    def replace(self, name: str, count: int) -> None:
+        """An upload is no longer held, but so many bytes that were made of it, or will be."""
         del self.images[name]
-        self.upload.hold(sum(map(len, self.images.values())))
+        self.more += count
+        self.share.hold(self.more + sum(map(len, self.images.values())))
 
     async def _gone(self) -> None:
         while (await self.request.receive())["type"] != "http.disconnect":
@@ -95,7 +99,7 @@ class Service:
             threads=settings.threads,
         )
         self.decoder = Decoder(self.patch_size, settings.max_pixels, largest)
-        self.uploads = Uploads(settings.max_bytes, 8 * settings.max_bytes, settings.client_timeout, self.metrics)
+        self.memory = Memory(settings.max_held, self.metrics)
         self.pool = ThreadPoolExecutor(settings.decoders, "veca-decode")
         self.explorer = ThreadPoolExecutor(1, "veca-explore")
         self.in_hand = self.pages = 0
@@ -120,12 +124,12 @@ class Service:
     @asynccontextmanager
     async def hand(self, request: Request, names: tuple[str, ...]) -> AsyncIterator[Hand]:
         """Read the upload, take a place in the queue, and find the images in it."""
-        with self.uploads.holding() as upload:
-            body = await upload.read(request)
+        with self.memory.share() as share:
+            body = await read_body(request, share, self.settings.max_bytes, self.settings.client_timeout)
             if self.in_hand >= self.settings.queue:
                 raise Problem(503, "queue_full", "too many requests are waiting; try again later", self._retry())
             self._change(1)
-            hand = Hand(request, upload, self.settings.timeout)
+            hand = Hand(request, share, self.settings.timeout)
             try:
                 hand.images = await hand.wait(
                     self._in_pool(images_of, body, request.headers.get("content-type", ""), names)
@@ -153,7 +157,9 @@ class Service:
             self.metrics.decode_seconds.observe(time.monotonic() - started)
         finally:
             self.engine.ahead -= 1
-        hand.let_go(name)
+        # A number of a dense feature takes 4 bytes, and about 12 more once it is written out.
+        numbers = picture.grid[0] * picture.grid[1] * self.model.num_features if dense else 0
+        hand.replace(name, picture.pixels.nbytes + 16 * numbers)
         ticket = Ticket(picture.pixels, picture.grid, cores or (rung.cores if rung else None), dense)
         answer = await hand.wait(asyncio.wrap_future(self.engine.submit(ticket)))
         lowered = (size is None and chosen < self.best.size) or (cores is None and answer.cores < self.best.cores)
@@ -166,7 +172,7 @@ class Service:
         self.pages += 1
         try:
             photo = await hand.wait(self._in_pool(self.decoder.photo, hand.images[name], size, name))
-            hand.let_go(name)
+            hand.replace(name, 3 * photo.width * photo.height)
             loop = asyncio.get_running_loop()
             return await hand.wait(loop.run_in_executor(self.explorer, self._build_page, photo, size))
         except InputError as error:

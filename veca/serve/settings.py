@@ -95,7 +95,9 @@ class Settings:
     """elastic: allows smaller images, down to this size"""
 
     max_bytes: Bytes = 20_000_000
-    """largest upload, else 413; eight times as much may be held for all clients together, else 503"""
+    """largest upload, else 413"""
+    max_held: Bytes = 1_000_000_000
+    """uploads, waiting pictures and unsent answers of all clients together, else 503"""
     max_pixels: int = 50_000_000
     """largest photo, checked from its header before it is decoded, else 413"""
     queue: int = 64
@@ -117,7 +119,7 @@ class Settings:
         for name in ("size", "max_size", "batch", "max_pixels", "queue", "connections", "threads", "decoders", "port"):
             if getattr(self, name) < least.get(name, 1):
                 raise InputError(f"{flag(name)} must be at least {least.get(name, 1)}, not {getattr(self, name)}")
-        for name in ("max_bytes", "timeout", "client_timeout", "slo"):
+        for name in ("max_bytes", "max_held", "timeout", "client_timeout", "slo"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise InputError(f"{flag(name)} must be more than 0")
