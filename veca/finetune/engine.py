@@ -39,7 +39,7 @@ LOG_EVERY = 20
 
 
 def finetune(model: Veca, task: Task, settings: Common, side: int, command: str = "") -> Table | None:
-    """Train until done or stopped; the table of test scores, or None if it was stopped. `command` is kept beside them."""
+    """Train until done or stopped; the table of test scores (with the `command` that made it), or None if stopped."""
     out, device = settings.out, choose_device(settings.device)
     bfloat16 = device.type != "mps" and fast_bfloat16(device)
     budgets, weights = training_budgets(settings, model.config.bank)

@@ -137,7 +137,8 @@ def _results(run: Path) -> Iterator[str]:
         found = _read(path)
         if "rows" not in found:
             continue
-        yield f"`veca {'finetune' if found.get('finetuned') else 'probe'} {found['task']}` on {found['data']}:"
+        task = found["task"] if found["task"].startswith("finetune") else f"probe {found['task']}"
+        yield f"`veca {task}` on {found['data']}:"
         yield ""
         yield "| model | cores | size | metric | value |"
         yield "| --- | --- | --- | --- | --- |"
