@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,11 @@ from veca.attention import Attention, AttentionMaps
 from veca.config import VecaConfig, model_config
 from veca.cores import CoreBank
 from veca.errors import InputError
-from veca.pieces import PieceRunner, can_run
+from veca.pieces import PATCHES, PieceRunner, can_run
 from veca.rope import Rotation, join, patch_rotation, rotation
+
+if TYPE_CHECKING:
+    from veca.strips import StripSource
 
 
 class VecaOutput(NamedTuple):
@@ -237,6 +240,29 @@ class Veca(nn.Module):
     @property
     def num_prefix_tokens(self) -> int:
         return self.default_cores
+
+    def stream(
+        self,
+        source: StripSource,
+        cores: int | None = None,
+        tile: int = PATCHES,
+        *,
+        tokens: Literal["float32", "float16"] = "float32",
+        spill: str | Path | None = None,
+        out: str | Path | None = None,
+        report: Callable[[str, int, int], None] | None = None,
+    ) -> VecaOutput:
+        """The exact forward pass of one image of any size, at most `tile` patches at a time, without gradients.
+
+        `source` is an array or memory map (H×W×3), a path to a TIFF file, which is read strip by strip, to an .npy or
+        to any other image, or a normalised tensor (3×H×W). It is taken at its own size; rows and columns beyond the
+        last whole patch are left out. Memory is one buffer of tokens (N·D numbers) and a constant: `tokens="float16"`
+        halves the buffer at the cost of rounding, `spill` keeps it in a file in that folder. `out` is an .npy file
+        (h×w×D′) for the dense feature, which the result then maps. `report` hears what is done, how much, of how much.
+        """
+        from veca.streaming import stream
+
+        return stream(self, source, cores, tile, tokens, spill, out, report)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each block's input while training and compute the rest again in the backward pass."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from veca.attention import Attention
+from veca.errors import InputError
 from veca.rope import Rotation
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Tokens(Protocol):
 
 
 class InMemory:
-    """Tokens of a tensor, B×(C+N)×D: the rows are its own memory, so keeping them needs nothing."""
+    """Tokens of a tensor, B×(C+N)×D, whose own memory `load` gives."""
 
     def __init__(self, x: Tensor) -> None:
         self.x, self.images, self.count = x, x.shape[0], x.shape[1]
@@ -67,7 +68,9 @@ class InMemory:
         return self.x[:, start:stop].flatten(0, 1)
 
     def keep(self, start: int, stop: int, rows: Tensor) -> None:
-        pass
+        own = self.load(start, stop)
+        if rows.data_ptr() != own.data_ptr():
+            own.copy_(rows)
 
 
 class Workspace:
@@ -125,6 +128,7 @@ def pass_layer(
     turns: Callable[[int, int], Tensor],  # (start, stop) → (images·t)×1×d/2 complex: how those tokens turn
     space: Workspace,
     patches: int = PATCHES,
+    passed: Callable[[int], None] | None = None,  # told after each piece how many tokens have passed
 ) -> None:
     """Take all tokens through one block, at most `patches` patches at a time (whole images where there are several).
 
@@ -164,10 +168,14 @@ def pass_layer(
             mixed = mix(query, core_key, core_value, None, space)
             finish(weights, rows, mixed, space)
             tokens.keep(start, stop, rows)
+            if passed is not None:
+                passed(stop - first_query.shape[2])
     assert first_rows is not None
     mixed = mix(first_query, core_key, core_value, [read.result() for read in reads], space)
     finish(weights, first_rows, mixed, space)
     tokens.keep(0, first_query.shape[2], first_rows)
+    if passed is not None:
+        passed(tokens.count)
 
 
 def pieces(count: int, cores: int, patches: int) -> Iterator[tuple[int, int]]:
@@ -260,18 +268,26 @@ def can_run(model: Veca, x: Tensor) -> bool:
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
         return False
-    return not torch.is_autocast_enabled("cpu") and all(_as_built(block) for block in model.blocks)
+    if torch.is_autocast_enabled("cpu") or model.norm.weight.dtype != torch.float32:
+        return False
+    return all(_as_built(block) for block in model.blocks)
+
+
+def refuse_changed(model: Veca) -> None:
+    """Streaming has no other path to fall back to: it must not ignore what a user added to the blocks."""
+    if model.config.attention == "dense":
+        raise InputError("the dense control arm cannot be streamed: there every patch reads every other")
+    if not all(_as_built(block) for block in model.blocks):
+        raise InputError("this model's blocks have hooks or replaced layers; remove or merge them before streaming")
 
 
 def _as_built(block: nn.Module) -> bool:
     attention = block.attn
     if type(attention) is not Attention or attention.dense:
         return False
-    layers = [*attention.children(), *block.children()]
-    return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (block, *layers)) and all(
-        type(layer) in (nn.Linear, nn.LayerNorm) and layer.weight.dtype == torch.float32
-        for layer in layers
-        if layer is not attention
+    layers = [layer for layer in (*attention.children(), *block.children()) if layer is not attention]
+    return all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers) and not any(
+        layer._forward_hooks or layer._forward_pre_hooks for layer in (block, attention, *layers)
     )
 
 
@@ -304,12 +320,12 @@ def folded(block: Block) -> FoldedWeights:
             query=fold(attention.q_proj, norm_attn, scale),
             key=fold(attention.k_proj, norm_attn),
             value=fold(attention.v_proj, norm_attn),
-            out=attention.out_proj.weight.detach().t(),
-            out_bias=attention.out_proj.bias.detach(),
+            out=attention.out_proj.weight.detach().float().t(),
+            out_bias=attention.out_proj.bias.detach().float(),
             gate=gate,
             up=up,
-            down=block.fc2.weight.detach().t(),
-            down_bias=block.fc2.bias.detach(),
+            down=block.fc2.weight.detach().float().t(),
+            down_bias=block.fc2.bias.detach().float(),
             eps=norm_attn.eps,
         )
     _folded[block] = (stamp, rows.clone(), weights)
@@ -318,7 +334,9 @@ def folded(block: Block) -> FoldedWeights:
 
 def fold(linear: nn.Linear, norm: nn.LayerNorm, scale: float = 1.0) -> Tensor:
     """The D×out matrix M for which (n + 1) M = scale · linear(norm(x)), where n is x normalised, so that n·1 = 0."""
-    weight, bias = linear.weight.double() * scale, linear.bias.double() * scale
-    gained = weight * norm.weight.double()
-    rest = weight @ norm.bias.double() + bias - gained.sum(1)  # what the all-ones direction still has to carry
-    return (gained + rest[:, None] / weight.shape[1]).float().t()
+    weight, bias, gain, shift = (
+        tensor.cpu().double() for tensor in (linear.weight, linear.bias, norm.weight, norm.bias)
+    )
+    gained = weight * gain
+    rest = weight @ shift + bias - gained.sum(1)  # what the all-ones direction still has to carry
+    return ((gained + rest[:, None] / weight.shape[1]) * scale).float().to(linear.weight.device).t()

@@ -52,9 +52,19 @@ def join(first: Rotation, second: Rotation) -> Rotation:
 
 def patch_coords(height: int, width: int, device: torch.device | None = None) -> Tensor:
     """Centres of the patches of an h×w grid, row by row: N×2."""
-    x = (torch.arange(width, dtype=torch.float32, device=device) + 0.5) / width * 2 - 1
-    y = (torch.arange(height, dtype=torch.float32, device=device) + 0.5) / height * 2 - 1
+    x, y = axis_coords(width, device), axis_coords(height, device)
     return torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=-1)
+
+
+def axis_coords(count: int, device: torch.device | None = None) -> Tensor:
+    """Centres of `count` patches along one axis."""
+    return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count * 2 - 1
+
+
+def axis_rotation(count: int, head_width: int, zero_fraction: float, device: torch.device | None = None) -> Rotation:
+    """The half of a grid's rotation that depends on one axis only: n×d/4."""
+    angles = axis_coords(count, device)[:, None] * frequencies(head_width, zero_fraction, device)
+    return Rotation(angles.cos(), angles.sin())
 
 
 def jitter(coords: Tensor) -> Tensor:

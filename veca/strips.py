@@ -1,0 +1,204 @@
+"""Images read strip by strip, so that the photo itself need not fit in memory: arrays, memory maps, TIFF files.
+
+What a strip's values mean is decided by `veca.images`, as for whole images. Rows and columns beyond the last whole
+patch, at the bottom and at the right, are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Union
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from veca.errors import InputError, require
+from veca.images import MAX_PIXELS, open_image, to_tensor
+
+StripSource = Union[str, "os.PathLike[str]", Image.Image, "np.ndarray[Any, Any]", Tensor]
+TIFF = (".tif", ".tiff", ".btf", ".svs")
+COLOURS = {1: "MINISBLACK", 2: "RGB", 6: "YCBCR"}  # TIFF's photometric interpretations that are plain values
+
+
+class Strips(Protocol):
+    """An upright picture that can be read from top to bottom."""
+
+    height: int  # in pixels, whole patches
+    width: int
+
+    def read(self, top: int, bottom: int) -> Tensor:
+        """Rows top ≤ y < bottom, normalised: 1×3×(bottom−top)×W float32."""
+
+    def __enter__(self) -> Strips: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_strips(source: StripSource, patch_size: int) -> Strips:
+    """A tensor (1×3×H×W or 3×H×W, normalised), an array (H×W×3), a path to a TIFF, an .npy or any other image.
+
+    Formats other than TIFF and .npy can only be decoded whole.
+    """
+    if isinstance(source, Tensor):
+        return TensorStrips(source, patch_size)
+    if isinstance(source, np.ndarray):
+        return ArrayStrips(source, patch_size)
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if not path.is_file():
+            raise InputError(f"{path}: {'is a folder, not an image' if path.is_dir() else 'no such file'}")
+        if path.suffix.lower() in TIFF:
+            return TiffStrips(path, patch_size)
+        if path.suffix.lower() == ".npy":
+            try:
+                return ArrayStrips(np.load(path, mmap_mode="r", allow_pickle=False), patch_size, str(path))
+            except (ValueError, OSError, EOFError) as error:
+                raise InputError(f"{path}: not an array of numbers ({error})") from error
+    return ArrayStrips(np.asarray(open_image(source, MAX_PIXELS)), patch_size)
+
+
+def whole_patches(height: int, width: int, patch_size: int, name: str) -> tuple[int, int]:
+    if height < patch_size or width < patch_size:
+        raise InputError(f"{name}: {width}×{height} is smaller than a patch of {patch_size}×{patch_size}")
+    return height // patch_size * patch_size, width // patch_size * patch_size
+
+
+class OpenStrips:
+    """Nothing to close."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class TensorStrips(OpenStrips):
+    """Pixels that are normalised already, as the model takes them."""
+
+    def __init__(self, images: Tensor, patch_size: int) -> None:
+        images = images[None] if images.ndim == 3 else images
+        if images.ndim != 4 or images.shape[:2] != (1, 3) or not images.is_floating_point():
+            shape = "×".join(map(str, images.shape))
+            raise InputError(
+                f"a tensor to stream is one normalised image, 3×H×W or 1×3×H×W, not {images.dtype} {shape}"
+            )
+        self.images = images
+        self.height, self.width = images.shape[-2:]
+        if (self.height, self.width) != whole_patches(self.height, self.width, patch_size, "tensor"):
+            raise InputError(
+                f"the height and width of images must be multiples of the patch size {patch_size}, "
+                f"not {self.height}×{self.width}"
+            )
+
+    def read(self, top: int, bottom: int) -> Tensor:
+        return self.images[:, :, top:bottom].float()
+
+
+class ArrayStrips(OpenStrips):
+    def __init__(self, array: np.ndarray[Any, Any], patch_size: int, name: str = "array") -> None:
+        if array.ndim not in (2, 3) or 0 in array.shape:
+            raise InputError(f"{name}: an image array is H×W, H×W×3 or H×W×4, not {'×'.join(map(str, array.shape))}")
+        self.array = array
+        self.height, self.width = whole_patches(array.shape[0], array.shape[1], patch_size, name)
+
+    def read(self, top: int, bottom: int) -> Tensor:
+        return pixels(self.array[top:bottom, : self.width])
+
+
+class TiffStrips:
+    """The first page of a TIFF file; one row of its tiles (or strips) is decoded at a time."""
+
+    def __init__(self, path: Path, patch_size: int) -> None:
+        tifffile = require("tifffile", "stream")
+        self.name = str(path)
+        try:
+            self.file = tifffile.TiffFile(path)
+            self.page = self.file.pages[0]
+        except Exception as error:  # damaged files raise many kinds
+            raise InputError(f"{path}: not a readable TIFF file ({error})") from error
+        refusal = self._unsupported()
+        if refusal:
+            self.file.close()
+            raise InputError(f"{path}: {refusal}")
+        self.full_height, self.full_width = self.page.imagelength, self.page.imagewidth
+        self.height, self.width = whole_patches(self.full_height, self.full_width, patch_size, self.name)
+        self.plain = self.page.is_contiguous and self.page.compression == 1  # values in order, in one run
+        self.band_height = self.page.tilelength if self.page.is_tiled else self.page.rowsperstrip or self.full_height
+        self.band_height = min(self.band_height, self.full_height)
+        self.across = -(-self.full_width // self.page.tilewidth) if self.page.is_tiled else 1
+        self.band: tuple[int, np.ndarray[Any, Any]] | None = None  # the last row of tiles: its number and its pixels
+
+    def _unsupported(self) -> str:
+        """What of TIFF this does not read, with a way out; empty where there is nothing."""
+        page = self.page
+        orientation = page.tags.get("Orientation")
+        if orientation is not None and orientation.value != 1:
+            return "it is stored turned (its Orientation tag); rewrite it upright first"
+        if page.photometric not in COLOURS:
+            return f"colours are stored as {page.photometric!s}, not {', '.join(COLOURS.values())}; convert it to RGB"
+        if page.planarconfig == 2 and page.samplesperpixel > 1:
+            return "its colours are stored in separate planes; rewrite it with them together"
+        if page.samplesperpixel not in (1, 3, 4) or page.imagedepth != 1:
+            return f"it has {page.samplesperpixel} values a pixel; 1, 3 or 4 can be read"
+        return ""
+
+    def read(self, top: int, bottom: int) -> Tensor:
+        if self.plain:  # old files may hold all rows in one strip: read no more than is asked for
+            return pixels(self._run(top, bottom)[:, : self.width])
+        parts = []
+        while top < bottom:
+            number = top // self.band_height
+            band, start = self._band(number), number * self.band_height
+            parts.append(band[top - start : bottom - start, : self.width])
+            top = start + self.band_height
+        return pixels(np.concatenate(parts) if len(parts) > 1 else parts[0])
+
+    def _run(self, top: int, bottom: int) -> np.ndarray[Any, Any]:
+        dtype = np.dtype(self.file.byteorder + self.page.dtype.char)
+        row = self.full_width * self.page.samplesperpixel
+        self.file.filehandle.seek(self.page.dataoffsets[0] + top * row * dtype.itemsize)
+        data = self.file.filehandle.read((bottom - top) * row * dtype.itemsize)
+        if len(data) < (bottom - top) * row * dtype.itemsize:
+            raise InputError(f"{self.name}: the file ends before its last row")
+        values = np.frombuffer(data, dtype).astype(self.page.dtype, copy=False)
+        return values.reshape(bottom - top, self.full_width, self.page.samplesperpixel)
+
+    def _band(self, number: int) -> np.ndarray[Any, Any]:
+        if self.band is None or self.band[0] != number:
+            height = min(self.band_height, self.full_height - number * self.band_height)
+            band = np.zeros((height, self.full_width, self.page.samplesperpixel), self.page.dtype)
+            for index in range(number * self.across, (number + 1) * self.across):
+                tile, left = self._tile(index)
+                if tile is not None:  # a tile that was never written is black
+                    part = band[:, left : left + tile.shape[1]]
+                    part[: tile.shape[0]] = tile[: part.shape[0], : part.shape[1]]
+            self.band = (number, band)
+        return self.band[1]
+
+    def _tile(self, index: int) -> tuple[np.ndarray[Any, Any] | None, int]:
+        """A decoded tile (h×w×samples) and its left edge."""
+        try:
+            self.file.filehandle.seek(self.page.dataoffsets[index])
+            data = self.file.filehandle.read(self.page.databytecounts[index])
+            decoded, where, shape = self.page.decode(data or None, index, jpegtables=self.page.jpegtables)
+        except Exception as error:  # damaged data, or a compression that needs another package
+            raise InputError(f"{self.name}: tile {index} cannot be decoded ({' '.join(str(error).split())})") from error
+        left = where[3]
+        return (None, left) if decoded is None else (decoded[0, : shape[1], : shape[2]], left)
+
+    def __enter__(self) -> TiffStrips:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def pixels(values: np.ndarray[Any, Any]) -> Tensor:
+    """A strip of stored values, normalised: 1×3×h×W."""
+    return to_tensor(open_image(np.ascontiguousarray(values), max_pixels=None))[None]
