@@ -52,6 +52,7 @@ class Settings:
     Examples:
       veca features photos/ --out features/
       veca features a.jpg b.png scans/ --out features/ --size 1024 --cores 16 --dense
+      veca features --stream big.tif --out features/     (any size, exactly; --stream --help has its own options)
 
     Read one back: np.load("features/photos-0a1b2c3d4e/a.jpg.npz")["cls"]
     """
@@ -109,6 +110,10 @@ class Images(Dataset[Decoded]):
 
 
 def main(arguments: list[str]) -> int:
+    if "--stream" in arguments:
+        from veca.features_stream import main as main_stream
+
+        return main_stream(arguments)
     # As the description the docstring is shown whole; by itself tyro would leave the examples out.
     settings = tyro.cli(Settings, args=arguments, prog="veca features", description=inspect.getdoc(Settings))
     for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
