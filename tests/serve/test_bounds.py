@@ -192,9 +192,9 @@ def test_mistakes_of_the_operator_are_one_line(
     model_folder: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, message in [
-        (["--model", "nowhere"], "no model at 'nowhere'"),
+        (["--model", "nowhere", "--port", "0"], "no model at 'nowhere'"),
         (["--model", str(model_folder), "--port", str(server.port)], "cannot listen at 127.0.0.1"),
-        (["--model", str(model_folder), "--cores", "65"], "--cores must lie between 1 and 64"),
+        (["--model", str(model_folder), "--port", "0", "--cores", "65"], "--cores must lie between 1 and 64"),
         (["--size", "2000"], "--size 2000 is over --max-size 1024"),
         (["--queue", "0"], "--queue must be at least 1"),
         (["--min-size", "64"], "--min-size has a meaning only with --slo"),

@@ -111,7 +111,9 @@ def measure(settings: Settings, source: str) -> dict[str, Any]:
         with service(source, settings.size, extra) as port:
             rows = []
             for clients in settings.clients:
-                rows.append(asyncio.run(closed_loop(port, requests, clients, 1.5, settings.seconds)))
+                rows.append(
+                    asyncio.run(closed_loop(port, requests, clients, min(1.5, settings.seconds), settings.seconds))
+                )
                 print(f"{name}, {clients} clients: {line(rows[-1])}", flush=True)
             results["closed"][name] = rows
             if name == "one at a time":

@@ -26,9 +26,9 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every damaged form
     token = settings.token()
-    model = load(settings.model, device=device(settings.device)).requires_grad_(False)
-    settings.check_model(model.config)
     with listen(settings) as listener:
+        model = load(settings.model, device=device(settings.device)).requires_grad_(False)
+        settings.check_model(model.config)
         service = Service(model, settings)
         service.start()
         GuardedProtocol.client_seconds = settings.client_timeout
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """The bound socket; a port that is taken is said before the model starts."""
+    """The bound socket; a port that is taken is said before the model is loaded."""
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
