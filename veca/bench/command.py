@@ -1,0 +1,177 @@
+"""`veca bench`: FLOPs, latency, memory and share of the matrix-product rate, next to DINOv3 and the dense arm."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import shlex
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markdown import Markdown
+
+from veca.bench.arms import Arm, attention_path, network
+from veca.bench.flops import closed_form_flops, dinov3_flops, veca_flops
+from veca.bench.measure import interleaved, machine, peak_memory
+from veca.bench.report import markdown, put_section, slope, write
+from veca.config import VecaConfig, model_config
+from veca.errors import InputError
+
+Numbers = tyro.conf.UseAppendAction[tuple[int, ...]]
+OTHERS = {"distill": "veca.distill.benchmark", "serve": "veca.serve.benchmark"}
+
+
+@dataclass
+class Bench:
+    """Measure what a size costs: FLOPs (PyTorch's counter, checked against the closed form), latency, memory.
+
+    The contenders are interleaved, and the best and the median of several rounds are reported. "of products" is the
+    time that the forward pass's matrix products alone take in the same run, divided by the time of the whole pass.
+
+    Examples:
+      veca bench                                        veca_small, 8 and 64 cores, 224² to 1024²
+      veca bench --model veca_base --sizes 512 1024 --cores 64 --out bench/base
+      veca bench --paths attention --sizes 512 1024 2048
+      veca bench distill --help                         images/s of training
+      veca bench serve --help                           requests/s of the service
+    """
+
+    model: str = "veca_small"
+    """a size: veca_tiny … veca_large"""
+    sizes: tuple[int, ...] = (224, 512, 1024)
+    """sides of the square images, multiples of 16"""
+    cores: tuple[int, ...] = (8, 64)
+    """budgets"""
+    batches: tuple[int, ...] = (1,)
+    """images in a batch"""
+    against: tuple[Literal["dinov3", "dense", "products"], ...] = ("dinov3", "dense", "products")
+    """what to measure beside it"""
+    paths: tuple[Literal["whole", "attention"], ...] = ("whole",)
+    """whole: end to end; attention: from queries, keys and values to mixed values"""
+    rounds: int = 7
+    """measurements of each contender, beside one to warm up"""
+    seconds: float = 60.0
+    """a contender that is slow gets fewer rounds: about this long, but two at least"""
+    memory: bool = True
+    """measure peak memory too (on a CPU, each in a process of its own)"""
+    compile: bool = False
+    """torch.compile VECA and the dense arm"""
+    threads: int = 0
+    """CPU threads; 0: as many as PyTorch takes"""
+    device: str = "cpu"
+    """cpu, cuda, mps"""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("bench")
+    """folder for bench.json, bench.csv, bench.md and bench.png"""
+    page: tuple[str, str] | None = None
+    """a page and the name of a section of it to rewrite: --page docs/performance.md small"""
+
+
+def main(arguments: list[str]) -> None:
+    if arguments and arguments[0] in OTHERS:
+        importlib.import_module(OTHERS[arguments[0]]).main(arguments[1:])
+        return
+    settings = tyro.cli(Bench, args=arguments, prog="veca bench", description=inspect.getdoc(Bench))
+    config = model_config(settings.model)
+    check(settings, config)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    console = Console()
+    results = measure(settings, config, console)
+    results["command"] = shlex.join(["veca", "bench", *arguments])
+    paths = write(results, settings.out)
+    console.print(Markdown(markdown(results)))
+    if settings.page is not None:
+        page, name = Path(settings.page[0]), settings.page[1]
+        picture = Path(os.path.relpath(paths[-1], page.parent)).as_posix()
+        put_section(page, name, f"{markdown(results)}\n\n![{settings.model}: time over patches]({picture})")
+    console.print(f"{settings.out}: {', '.join(path.name for path in paths)}", highlight=False)
+
+
+def check(settings: Bench, config: VecaConfig) -> None:
+    for size in settings.sizes:
+        if size < config.patch_size or size % config.patch_size:
+            raise InputError(f"--sizes {size}: not a multiple of the patch size {config.patch_size}")
+    for cores in settings.cores:
+        if not 1 <= cores <= config.bank:
+            raise InputError(f"--cores {cores}: budgets lie between 1 and {config.bank}")
+    if min(settings.rounds, *settings.batches) < 1:
+        raise InputError("--rounds and --batches must be at least 1")
+
+
+def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, Any]:
+    """Every row of every table, and the slopes."""
+    device = torch.device(settings.device)
+    rows: list[dict[str, Any]] = []
+    with console.status("starting") as status:
+        for kind in settings.paths:
+            for batch in settings.batches:
+                for size in settings.sizes:
+                    where = f"{kind}, {size}², batch {batch}"
+                    rows += measure_size(settings, config, kind, size, batch, device, lambda s, w=where: status.update(f"{w}: {s}"))  # type: ignore[misc]  # noqa: E501
+    slopes = []
+    for path, batch, arm in dict.fromkeys((row["path"], row["batch"], row["arm"]) for row in rows):
+        points = [(r["patches"], r["best_ms"]) for r in rows if (r["path"], r["batch"], r["arm"]) == (path, batch, arm)]
+        slopes.append({"path": path, "batch": batch, "arm": arm, "slope": slope(points)})
+    return {"model": settings.model, "machine": machine(), "rows": rows, "slopes": slopes}
+
+
+def measure_size(
+    settings: Bench, config: VecaConfig, kind: str, size: int, batch: int, device: torch.device, said: Any
+) -> list[dict[str, Any]]:
+    """The rows of one image size: all contenders, interleaved."""
+    build = network if kind == "whole" else attention_path
+    arms = [Arm("veca", cores) for cores in settings.cores]
+    if "dense" in settings.against:
+        arms.append(Arm("dense", settings.cores[-1]))
+    if "dinov3" in settings.against:
+        arms.append(Arm("dinov3", 0))
+    products = [Arm("products", cores) for cores in settings.cores] if "products" in settings.against else []
+    contenders = [*arms, *(products if kind == "whole" else [])]
+    said("building")
+    calls = {arm: build(arm, config, size, batch, device, settings.compile) for arm in contenders}
+    times = interleaved(calls, settings.rounds, device, settings.seconds, said)
+    del calls
+    best = {arm: min(values) for arm, values in times.items()}
+    rows = []
+    for arm in arms:
+        row: dict[str, Any] = {
+            "path": "end to end" if kind == "whole" else "attention alone",
+            "size": size,
+            "batch": batch,
+            "arm": arm.label,
+            "patches": (size // config.patch_size) ** 2,
+            "best_ms": best[arm] * 1e3,
+            "median_ms": statistics.median(times[arm]) * 1e3,
+            "images_per_second": batch / best[arm],
+            "rounds": len(times[arm]),
+        }
+        if kind == "whole":
+            row |= flops(arm, config, size)
+            if settings.memory:
+                said(f"memory of {arm.label}")
+                row["memory_mb"] = peak_memory(arm, config, size, batch, device) / 1e6
+        for other in arms:
+            if other.name in ("dinov3", "dense") and arm.name != other.name:
+                row[f"times_faster_than_{other.name}"] = best[other] / best[arm]
+        if arm.name == "veca" and (mine := Arm("products", arm.cores)) in best:
+            row["share_of_products"] = best[mine] / best[arm]
+        rows.append(row)
+    return rows
+
+
+def flops(arm: Arm, config: VecaConfig, size: int) -> dict[str, Any]:
+    """PyTorch's count; for our own arms checked against the closed form with its 2NC + C²."""
+    if arm.name == "dinov3":
+        return {"gflops": dinov3_flops(config, size) / 1e9}
+    attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
+    own = VecaConfig.from_dict({**config.to_dict(), "attention": attention})
+    counted, written = veca_flops(own, size, arm.cores), closed_form_flops(own, size, arm.cores)
+    if counted != written:
+        raise RuntimeError(f"PyTorch counts {counted} FLOPs for {arm.label} at {size}², the closed form says {written}")
+    return {"gflops": counted / 1e9, "gflops_closed_form": written / 1e9}

@@ -1,0 +1,117 @@
+"""Latency, interleaved: every contender once, then every contender again, so that a busy moment disturbs all alike.
+
+    python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one forward pass
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from veca.bench.arms import Arm, Call, network
+from veca.config import VecaConfig
+from veca.errors import InputError
+
+
+def interleaved(
+    calls: Mapping[Arm, Call], rounds: int, device: torch.device, seconds: float, said: Callable[[str], None]
+) -> dict[Arm, list[float]]:
+    """Seconds of each call, warm. No call gets more than about `seconds` of rounds, but each gets two."""
+    times: dict[Arm, list[float]] = {arm: [] for arm in calls}
+    with torch.inference_mode():
+        for round_ in range(-1, rounds):  # the first is for warming up
+            for arm, call in calls.items():
+                spent = sum(times[arm])
+                if round_ >= 2 and spent + spent / len(times[arm]) > seconds:
+                    continue
+                said(f"{arm.label}, round {max(round_, 0) + 1} of {rounds}")
+                taken = timed(call, device)
+                if round_ >= 0:
+                    times[arm].append(taken)
+    return times
+
+
+def timed(call: Call, device: torch.device) -> float:
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(device)
+        return float(start.elapsed_time(end)) / 1e3
+    began = time.perf_counter()
+    call()
+    if device.type == "mps":
+        torch.mps.synchronize()
+    return time.perf_counter() - began
+
+
+def peak_memory(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> int:
+    """Bytes that a forward pass needs beyond the weights and the images: on a CPU measured in a process of its own."""
+    if device.type == "cuda":
+        call = network(arm, config, size, batch, device, False)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with torch.inference_mode():
+            call()
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    request = json.dumps({"arm": list(arm), "config": config.to_dict(), "size": size, "batch": batch})
+    done = subprocess.run([sys.executable, "-m", "veca.bench.measure", request], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"{arm.label} at {size}² failed: {done.stderr.strip().splitlines()[-1]}")
+    return int(done.stdout)
+
+
+def _peak_of_one_pass(request: dict[str, Any]) -> int:
+    config = VecaConfig.from_dict(request["config"])
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        network(Arm(*request["arm"]), config, 8 * config.patch_size, 1, device, False)()  # load the libraries
+        call = network(Arm(*request["arm"]), config, request["size"], request["batch"], device, False)
+        before = _resident()
+        call()
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT - before)
+
+
+_UNIT = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in kibibytes elsewhere
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # no /proc: the highest so far is the best guess
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as file:
+            name = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    about = {
+        "cpu": name,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    if torch.cuda.is_available():
+        about["gpu"] = torch.cuda.get_device_name()
+    return about
+
+
+if __name__ == "__main__":
+    print(_peak_of_one_pass(json.loads(sys.argv[1])))

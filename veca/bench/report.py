@@ -1,0 +1,128 @@
+"""What a benchmark leaves behind: a table to read, JSON and CSV for programs, a plot, and a section of a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from veca.errors import InputError, require
+from veca.files import whole_file, write_json, write_text
+
+COLUMNS = {
+    "size": "image",
+    "batch": "batch",
+    "arm": "network",
+    "gflops": "GFLOPs",
+    "best_ms": "best ms",
+    "median_ms": "median ms",
+    "images_per_second": "images/s",
+    "times_faster_than_dinov3": "× DINOv3",
+    "times_faster_than_dense": "× dense",
+    "share_of_products": "of products",
+    "memory_mb": "peak MB",
+}
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Of log(time) over log(patches), least squares: 1 means linear, 2 quadratic."""
+    if len(points) < 2:
+        return None
+    x, y = ([math.log(point[axis]) for point in points] for axis in (0, 1))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else None
+
+
+def cell(column: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if column == "size":
+        return f"{value}²"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return str(value)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables as a page shows them."""
+    about = results["machine"]
+    parts = [
+        f"`{results['command']}`",
+        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are of "
+        "one forward pass of the whole batch, the best of several and their median.",
+    ]
+    for path in ("end to end", "attention alone"):
+        rows = [row for row in results["rows"] if row["path"] == path]
+        if not rows:
+            continue
+        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+        lines = [
+            "| " + " | ".join(COLUMNS[name] for name in columns) + " |",
+            "|" + " --- |" * len(columns),
+            *("| " + " | ".join(cell(name, row.get(name)) for name in columns) + " |" for row in rows),
+        ]
+        slopes = "; ".join(
+            f"{item['arm']} {item['slope']:.2f}"
+            for item in results["slopes"]
+            if item["path"] == path and item["slope"] is not None
+        )
+        parts += [f"{results['model']}, {path}:", "\n".join(lines)]
+        if slopes:
+            parts.append(f"Slope of log time over log patches (1: linear, 2: quadratic): {slopes}.")
+    return "\n\n".join(parts)
+
+
+def write(results: dict[str, Any], folder: Path) -> list[Path]:
+    """bench.json, bench.csv, bench.md and bench.png."""
+    paths = [folder / f"bench.{kind}" for kind in ("json", "csv", "md", "png")]
+    write_json(paths[0], results)
+    text = io.StringIO()
+    names = ["path", *COLUMNS, "patches", "gflops_closed_form"]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", restval="")
+    writer.writeheader()
+    writer.writerows(results["rows"])
+    write_text(paths[1], text.getvalue())
+    write_text(paths[2], markdown(results) + "\n")
+    draw(results, paths[3])
+    return paths
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Time of one image over its patches, both axes logarithmic: a straight line of slope 1 is linear."""
+    figure_class = require("matplotlib.figure", "bench").Figure
+    kinds = [kind for kind in ("end to end", "attention alone") if any(r["path"] == kind for r in results["rows"])]
+    figure = figure_class(figsize=(5.2 * len(kinds), 4.2), layout="constrained")
+    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^"), "products": ("#9aa3ab", "x")}
+    for index, kind in enumerate(kinds):
+        axes = figure.add_subplot(1, len(kinds), index + 1)
+        rows = [row for row in results["rows"] if row["path"] == kind and row["batch"] == results["rows"][0]["batch"]]
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            points = [(row["patches"], row["best_ms"] / row["batch"]) for row in rows if row["arm"] == arm]
+            colour, marker = styles[arm.split(",")[0]]
+            few = arm.startswith("veca") and arm == next((r["arm"] for r in rows if r["arm"].startswith("veca")), "")
+            axes.plot(*zip(*points, strict=True), marker=marker, color=colour, ls="--" if few else "-", ms=5, label=arm)
+        axes.set(xscale="log", yscale="log", xlabel="patches", title=f"{results['model']}, {kind}")
+        axes.set_ylabel("milliseconds per image" if index == 0 else "")
+        axes.grid(color="#e7eaed", which="both", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
+def put_section(page: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` of a page."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        content = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the page {page}: {error.strerror}") from error
+    if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
+        raise InputError(f"{page} must hold the lines {begin} and {end}, once each")
+    before, rest = content.split(begin)
+    write_text(page, f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
