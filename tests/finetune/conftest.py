@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import veca
@@ -22,6 +24,15 @@ def picture(draw: np.random.Generator, colour: tuple[int, ...]) -> tuple[Image.I
     where[top : top + 24, left : left + 24] = True
     pixels[where] = np.array(colour) + draw.integers(-20, 20, (where.sum(), 3))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), where
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small lose time to a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +57,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             which = number % 2
             image, where = picture(draw, list(COLOURS.values())[which])
             image.save(folder / part / "images" / f"{number}.png")
-            Image.fromarray(np.where(where, which + 1, 0).astype(np.uint8)).save(
-                folder / part / "masks" / f"{number}.png"
-            )
+            mask = np.where(where, which + 1, 0).astype(np.uint8)
+            Image.fromarray(mask).save(folder / part / "masks" / f"{number}.png")
             depth = np.where(where, 1000, 4000).astype(np.uint16)
             Image.fromarray(depth).save(folder / part / "depth" / f"{number}.png")
     return folder
@@ -57,8 +67,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model folder to start from."""
-    import torch
-
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("start") / "model"
     veca.create_model("veca_tiny", depth=2, width=64, heads=2, patch_size=8, bank=8).save(folder)

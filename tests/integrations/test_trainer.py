@@ -51,8 +51,8 @@ def test_trainer_improves_held_out_accuracy(shared: Path, tmp_path: Path) -> Non
         veca.create_model("veca_tiny", depth=2), id2label=dict(enumerate(BREEDS)), cores=8
     )
     arguments = TrainingArguments(
-        output_dir=str(tmp_path / "run"), max_steps=30, per_device_train_batch_size=8, learning_rate=1e-3, seed=0,
-        report_to=[], logging_steps=10, save_steps=30, use_cpu=True, gradient_checkpointing=True, disable_tqdm=True,
+        output_dir=str(tmp_path / "run"), max_steps=60, per_device_train_batch_size=8, learning_rate=1e-3, seed=0,
+        report_to=[], logging_steps=20, save_steps=60, use_cpu=True, gradient_checkpointing=True, disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(
         model=model, args=arguments, train_dataset=train, eval_dataset=test, compute_metrics=accuracy,
@@ -63,7 +63,7 @@ def test_trainer_improves_held_out_accuracy(shared: Path, tmp_path: Path) -> Non
     after = trainer.evaluate()
     assert after["eval_loss"] < before["eval_loss"]
     assert after["eval_accuracy"] >= max(0.8, before["eval_accuracy"])
-    saved = tmp_path / "run" / "checkpoint-30"
+    saved = tmp_path / "run" / "checkpoint-60"
     again = integration.VecaForImageClassification.from_pretrained(saved)
     pixels = torch.stack([test[0]["pixel_values"], test[-1]["pixel_values"]])
     torch.testing.assert_close(again(pixels).logits, model.eval()(pixels).logits, atol=1e-5, rtol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
 
     def preprocess(
         self,
-        images: Any,  # one or a list of PIL images, H×W×3 or 3×H×W arrays or tensors
+        images: Any,  # one or a list of paths, PIL images, H×W×3 or 3×H×W arrays or tensors
         segmentation_maps: Any = None,  # likewise H×W class numbers; they become `labels`
         return_tensors: str | None = None,
         **changes: Any,  # any argument of __init__, for this call
@@ -150,6 +151,11 @@ def as_size(size: Any, square: bool = False) -> dict[str, int]:
 
 
 def listed(images: Any, ndim: int = 3) -> list[Any]:
+    """A list of images from one or several; paths and bytes count as images too."""
+    if isinstance(images, (str, Path, bytes)):
+        return [images]
+    if isinstance(images, (list, tuple)) and images and isinstance(images[0], (str, Path, bytes)):
+        return list(images)
     return list(make_flat_list_of_images(images, expected_ndims=ndim))
 
 
