@@ -200,7 +200,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of a tensor's bytes."""
-    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def one_line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.d
     if arm.name == "dinov3":
         model = require("transformers", "bench").DINOv3ViTModel(dinov3_config(config)).eval().to(device)
         return lambda: model(images)
-    attention = "dense" if arm.name == "dense" else "core"
+    attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
     ours: Callable[..., object] = Veca(replace(config, attention=attention)).eval().to(device)
     if compiled:
         ours = torch.compile(ours)

@@ -7,6 +7,7 @@ import inspect
 import os
 import shlex
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,16 +15,14 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from rich.console import Console
-from rich.markdown import Markdown
 
 from veca.bench.arms import Arm, attention_path, network
 from veca.bench.flops import closed_form_flops, dinov3_flops, veca_flops
 from veca.bench.measure import interleaved, machine, peak_memory
-from veca.bench.report import markdown, put_section, slope, write
+from veca.bench.report import markdown, put_section, show, slope, write
 from veca.config import VecaConfig, model_config
 from veca.errors import InputError
 
-Numbers = tyro.conf.UseAppendAction[tuple[int, ...]]
 OTHERS = {"distill": "veca.distill.benchmark", "serve": "veca.serve.benchmark"}
 
 
@@ -82,10 +81,12 @@ def main(arguments: list[str]) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width that a table must keep to
+        console = Console(width=140)
     results = measure(settings, config, console)
     results["command"] = shlex.join(["veca", "bench", *arguments])
     paths = write(results, settings.out)
-    console.print(Markdown(markdown(results)))
+    show(results, console)
     if settings.page is not None:
         page, name = Path(settings.page[0]), settings.page[1]
         picture = Path(os.path.relpath(paths[-1], page.parent)).as_posix()
@@ -112,8 +113,11 @@ def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, 
         for kind in settings.paths:
             for batch in settings.batches:
                 for size in settings.sizes:
-                    where = f"{kind}, {size}², batch {batch}"
-                    rows += measure_size(settings, config, kind, size, batch, device, lambda s, w=where: status.update(f"{w}: {s}"))  # type: ignore[misc]  # noqa: E501
+
+                    def said(what: str, where: str = f"{kind}, {size}², batch {batch}") -> None:
+                        status.update(f"{where}: {what}")
+
+                    rows += measure_size(settings, config, kind, size, batch, device, said)
     slopes = []
     for path, batch, arm in dict.fromkeys((row["path"], row["batch"], row["arm"]) for row in rows):
         points = [(r["patches"], r["best_ms"]) for r in rows if (r["path"], r["batch"], r["arm"]) == (path, batch, arm)]
@@ -122,7 +126,13 @@ def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, 
 
 
 def measure_size(
-    settings: Bench, config: VecaConfig, kind: str, size: int, batch: int, device: torch.device, said: Any
+    settings: Bench,
+    config: VecaConfig,
+    kind: str,
+    size: int,
+    batch: int,
+    device: torch.device,
+    said: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The rows of one image size: all contenders, interleaved."""
     build = network if kind == "whole" else attention_path

@@ -1,10 +1,11 @@
 """Latency, interleaved: every contender once, then every contender again, so that a busy moment disturbs all alike.
 
-    python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one forward pass
+python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one forward pass
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,20 +78,26 @@ def _peak_of_one_pass(request: dict[str, Any]) -> int:
     with torch.inference_mode():
         network(Arm(*request["arm"]), config, 8 * config.patch_size, 1, device, False)()  # load the libraries
         call = network(Arm(*request["arm"]), config, request["size"], request["batch"], device, False)
-        before = _resident()
+        before = _forget_peak()
         call()
-    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT - before)
+    return max(0, _peak() - before)
 
 
-_UNIT = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in kibibytes elsewhere
+def _forget_peak() -> int:
+    """Let the highest resident memory start anew from what is resident now (Linux), and return that."""
+    with contextlib.suppress(OSError):  # elsewhere the highest so far is the best guess of what is resident
+        Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
 
 
-def _resident() -> int:
+def _peak() -> int:
+    """The highest resident memory of this process, in bytes."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # no /proc: the highest so far is the best guess
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def machine() -> dict[str, Any]:

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from veca.errors import InputError, require
 from veca.files import whole_file, write_json, write_text
 
@@ -52,8 +55,8 @@ def markdown(results: dict[str, Any]) -> str:
     about = results["machine"]
     parts = [
         f"`{results['command']}`",
-        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are of "
-        "one forward pass of the whole batch, the best of several and their median.",
+        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are "
+        "of one forward pass of the whole batch, the best of several and their median.",
     ]
     for path in ("end to end", "attention alone"):
         rows = [row for row in results["rows"] if row["path"] == path]
@@ -76,6 +79,22 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def show(results: dict[str, Any], console: Console) -> None:
+    """The tables in a terminal."""
+    for path in dict.fromkeys(row["path"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["path"] == path]
+        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+        table = Table(title=f"{results['model']}, {path}", title_justify="left")
+        for name in columns:
+            table.add_column(COLUMNS[name], justify="left" if name == "arm" else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(cell(name, row.get(name)) for name in columns))
+        console.print(table)
+    for item in results["slopes"]:
+        if item["slope"] is not None:
+            console.print(f"{item['path']}, {item['arm']}: log time over log patches has slope {item['slope']:.2f}")
+
+
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
     """bench.json, bench.csv, bench.md and bench.png."""
     paths = [folder / f"bench.{kind}" for kind in ("json", "csv", "md", "png")]
@@ -96,7 +115,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure_class = require("matplotlib.figure", "bench").Figure
     kinds = [kind for kind in ("end to end", "attention alone") if any(r["path"] == kind for r in results["rows"])]
     figure = figure_class(figsize=(5.2 * len(kinds), 4.2), layout="constrained")
-    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^"), "products": ("#9aa3ab", "x")}
+    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^")}
     for index, kind in enumerate(kinds):
         axes = figure.add_subplot(1, len(kinds), index + 1)
         rows = [row for row in results["rows"] if row["path"] == kind and row["batch"] == results["rows"][0]["batch"]]
