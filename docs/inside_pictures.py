@@ -43,13 +43,14 @@ class Settings:
 def figures(settings: Settings) -> Iterator[tuple[str, list[str]]]:
     """Name and arguments of each figure's command."""
     cat, astronaut, coffee = (str(PHOTOS / f"{name}.png") for name in ("chelsea", "astronaut", "coffee"))
-    beside = ["--model", settings.teacher] if settings.teacher else []
-    yield "features", [astronaut, coffee, "--figure", "features", "--sizes", "252", "504", "1008", *beside]
-    yield "similarity", [cat, "--figure", "similarity", "--at", "170,120", "--at", "260,235", "--at", "20,150"]
-    yield "cores", [cat, astronaut, "--figure", "cores"]
-    yield "layers", [astronaut, "--figure", "layers", "--size", "336"]
-    yield "positions", [coffee, "--figure", "positions"]
-    yield "budgets", [coffee, astronaut, "--figure", "budgets"]
+    own = ["--model", settings.model]
+    both = [*own, "--model", settings.teacher] if settings.teacher else own
+    yield "features", [astronaut, coffee, "--figure", "features", "--sizes", "252", "504", "1008", *both]
+    yield "similarity", [cat, "--figure", "similarity", "--at", "150,112", "--at", "260,235", "--at", "20,150", *own]
+    yield "cores", [cat, astronaut, "--figure", "cores", *own]
+    yield "layers", [astronaut, "--figure", "layers", "--size", "336", *own]
+    yield "positions", [coffee, "--figure", "positions", *own]
+    yield "budgets", [coffee, astronaut, "--figure", "budgets", *own]
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in figures(settings):
             if settings.only in (None, name):
-                run([*arguments[:1], "--model", settings.model, *arguments[1:], "--out", folder])
+                run([*arguments, "--out", folder])
                 shrink(Path(folder) / f"{name}.png", IMAGES / f"inside-{name}.webp")
         if settings.only in (None, "page"):
             take_screenshots(settings, Path(folder))

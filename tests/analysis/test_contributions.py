@@ -109,9 +109,9 @@ class Largest(TorchDispatchMode):
 def test_no_matrix_of_all_patches_by_all_patches(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veca.analysis.contributions.ROWS", 64)
     model = Veca(dataclasses.replace(SMALL, depth=1, attention=attention)).eval()
-    images = torch.randn(1, 3, 256, 256)  # 256 patches
+    images = torch.randn(1, 3, 512, 512)  # 1024 patches, more than a patch has pixels and values
     layers = model.forward_layers(images, 8)
-    with Largest(256) as seen:
+    with Largest(1024) as seen:
         list(contributions(model, images, layers))
     assert seen.found == []
 

@@ -206,7 +206,8 @@ def test_resizing_keeps_dots_on_their_places(one: Path, open_tab: Any) -> None:
         tab.settle()
         tab.page.wait_for_timeout(600)
         dot, stage = tab.dot(1).bounding_box(), tab.page.locator(".stage").bounding_box()
-        return (dot["x"] + 11 - stage["x"]) / stage["width"], (dot["y"] + 11 - stage["y"]) / stage["height"]
+        x, y = dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2
+        return (x - stage["x"]) / stage["width"], (y - stage["y"]) / stage["height"]
 
     before, pixels = place(), tab.pixels()
     for width in (375, 820, 1600):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -49,8 +50,7 @@ class Settings:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("explore")
     """folder to write to"""
     model: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """a bundled name, a model folder, a .safetensors, an authors' .pt, a hub id, or a folder of a transformers vision
-    model; give it twice to compare (default: veca-s14)"""
+    """what veca.load takes, or a folder of a transformers vision model; twice to compare (default: veca-s14)"""
     cores: int | None = None
     """the budget of features, similarity, cores, positions and metrics (default: all cores)"""
     budgets: tuple[int, ...] = (8, 16, 32, 64)
@@ -74,7 +74,7 @@ class Settings:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Settings, args=arguments, prog="veca explore")
+    settings = tyro.cli(Settings, args=arguments, prog="veca explore", description=inspect.getdoc(Settings))
     check(settings)
     backbones = [load_backbone(name, settings.device) for name in settings.model or ("veca-s14",)]
     if settings.metrics is not None:

@@ -50,7 +50,7 @@ class Sheet:
         self.figure = require("matplotlib.figure", "explore").Figure()
         left = MARGIN + (LABEL if any(label for label, _, _ in rows) else 0)
         self.width = max(left + len(columns) * (panel + GAP) - GAP + MARGIN, 5.2)
-        note = "\n".join(textwrap.wrap(note, int((self.width - 2 * MARGIN) * 17)))
+        note = "\n".join(textwrap.wrap(note, int((self.width - 2 * MARGIN) * 16.2)))
         top = MARGIN + 0.34 + 0.165 * (note.count("\n") + 1) + HEAD
         heights = [ratio * panel for _, _, ratio in rows]
         self.height = top + sum(heights) + GAP * (len(rows) - 1) + MARGIN + (0.45 if bar else 0)

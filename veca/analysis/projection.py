@@ -18,7 +18,9 @@ from veca.errors import require
 Array = NDArray[np.float32]
 Method = Literal["pca", "umap"]
 
-FIT_PCA, FIT_UMAP = 20_000, 5_000  # at most so many rows are fitted; the others are placed afterwards
+# At most so many rows are fitted, the others are placed afterwards. Above 4096 UMAP would search its neighbours by
+# approximation, whose compilation alone takes half a minute.
+FIT_PCA, FIT_UMAP = 20_000, 4_000
 
 
 class Pca:
