@@ -106,6 +106,7 @@ def test_two_thousand_requests_a_tenth_of_them_hostile(
     for client in clients:
         client.close()
 
+    print(f"resident MB after 500 and 2,000 requests: {memory}; {dict(outcomes)}")
     assert outcomes["features"] == 1810
     assert outcomes["slow_upload"] == 10
     assert outcomes["nothing"] == 0
@@ -157,8 +158,8 @@ def refuses(port: int) -> bool:
 
 def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Server], library: veca.Veca) -> None:
     server = start(
-        *("--size", "768", "--threads", "1", "--batch", "4", "--queue", "128"),
-        *("--slo", "400ms", "--min-cores", "12", "--min-size", "96"),
+        *("--size", "1024", "--threads", "1", "--batch", "4", "--queue", "128"),
+        *("--slo", "1s", "--min-cores", "12", "--min-size", "512"),
     )
     body = picture(1)
     url = f"{server.url}/v1/features"
@@ -168,8 +169,7 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
         return clients[index % 4].post(url + own, content=body)
 
     clients = [httpx.Client(timeout=60) for _ in range(4)]
-    assert HTTP.post(url, content=body).json()["lowered"] is False
-    with ThreadPoolExecutor(40) as pool:
+    with ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(ask, index) for index in range(160)]
         health = [0, 0]  # asked, and asked while the model was at work
         while not all(future.done() for future in asked):
@@ -183,8 +183,8 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
     own, ours = used[15::16], [item for index, item in enumerate(used) if index % 16 != 15]
     assert set(own) == {(320, 40)}
     assert min(cores for _, cores in ours) == 12
-    assert min(size for size, _ in ours) < 768
-    assert all(96 <= size <= 768 and 12 <= cores <= 64 for size, cores in ours)
+    assert min(size for size, _ in ours) < 1024
+    assert all(512 <= size <= 1024 and 12 <= cores <= 64 for size, cores in ours)
     for answer, (size, cores) in zip(answers[:: len(answers) // 10], used[:: len(answers) // 10], strict=True):
         assert (answer.headers["x-veca-size"], answer.headers["x-veca-cores"]) == (str(size), str(cores))
         np.testing.assert_allclose(answer.json()["cls"], expected(library, body, size, cores).cls[0], atol=1e-5)
@@ -194,6 +194,6 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
     def recovered() -> bool:
         time.sleep(0.3)
         answer = HTTP.post(url, content=body).json()
-        return (answer["size"], answer["cores"], answer["lowered"]) == (768, 64, False)
+        return (answer["size"], answer["cores"], answer["lowered"]) == (1024, 64, False)
 
     wait_until(recovered)

@@ -114,15 +114,15 @@ def measure(settings: Settings, source: str) -> dict[str, Any]:
                 rows.append(
                     asyncio.run(closed_loop(port, requests, clients, min(1.5, settings.seconds), settings.seconds))
                 )
+                if not rows[-1]["answered"]:
+                    raise InputError(
+                        f"nothing was answered in {settings.seconds:g} s: more --seconds, or a free machine"
+                    )
                 print(f"{name}, {clients} clients: {line(rows[-1])}", flush=True)
             results["closed"][name] = rows
             if name == "one at a time":
                 continue
             rate = rate or OVERLOAD * rows[-1]["per_second"]
-            if not rate:
-                raise InputError(
-                    f"no request was answered in {settings.seconds:g} s: give more --seconds, or a free machine"
-                )
             results["open"][name] = asyncio.run(open_loop(port, requests, rate, 3 * settings.seconds))
             print(f"{name}, {rate:.1f} requests/s: {line(results['open'][name])}", flush=True)
     return results

@@ -91,7 +91,7 @@ class Service:
         self.best = rungs[0]
         self.engine = Engine(
             model,
-            Controller(rungs, costs, settings.slo, patience=settings.slo or 1.0),
+            Controller(rungs, costs, settings.slo, patience=(settings.slo or 1.0) / 2),
             self.metrics,
             settings.batch,
             settings.delay,
