@@ -188,7 +188,7 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
     for answer, (size, cores) in zip(answers[:: len(answers) // 10], used[:: len(answers) // 10], strict=True):
         assert (answer.headers["x-veca-size"], answer.headers["x-veca-cores"]) == (str(size), str(cores))
         np.testing.assert_allclose(answer.json()["cls"], expected(library, body, size, cores).cls[0], atol=1e-5)
-    lowest = min(range(160), key=lambda index: used[index])
+    lowest = min((index for index in range(160) if index % 16 != 15), key=lambda index: used[index])
     assert answers[lowest].json()["lowered"] is True
 
     def recovered() -> bool:
