@@ -43,17 +43,16 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     return turned.flatten(-2).to(x.dtype)
 
 
-def join(first: Rotation, second: Rotation) -> Rotation:
-    """The rotation of two runs of tokens, one after the other; either may be shared by the batch."""
-    batch = max(first.cos.shape[0], second.cos.shape[0])
-    pairs = ((a.expand(batch, -1, -1, -1), b.expand(batch, -1, -1, -1)) for a, b in zip(first, second, strict=True))
+def join(cores: Rotation, patches: Rotation) -> Rotation:
+    """The rotation of cores (B×1×C×d/2) and then patches, which may share theirs (1×1×N×d/2)."""
+    pairs = ((a, b.expand(a.shape[0], *b.shape[1:])) for a, b in zip(cores, patches, strict=True))
     return Rotation(*(torch.cat(pair, dim=-2) for pair in pairs))
 
 
 def patch_coords(height: int, width: int, device: torch.device | None = None) -> Tensor:
     """Centres of the patches of an h×w grid, row by row: N×2."""
     x, y = axis_coords(width, device), axis_coords(height, device)
-    return torch.stack((x.repeat(height), y.repeat_interleave(width)), dim=-1)
+    return torch.stack((x.expand(height, width), y[:, None].expand(height, width)), dim=-1).flatten(0, 1)
 
 
 def axis_coords(count: int, device: torch.device | None = None) -> Tensor:

@@ -1,0 +1,285 @@
+"""`veca export`: one ONNX file per budget, for onnxruntime without PyTorch; float32 or 8 bits.
+
+The file's network is `ExportedNetwork`: the same computation, written in the operators that onnxruntime runs fastest
+(its rotary embedding, separate products for gate and value). Before the file takes its place it is run on real
+photographs, at several sizes and in a batch, and compared with PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+
+from veca.errors import InputError, require
+from veca.files import whole_file
+from veca.images import open_image, preprocess
+from veca.model import Block, Veca
+from veca.rope import Rotation, patch_coords
+from veca.weights import load
+
+OPSET = 23  # the first with RotaryEmbedding; onnxruntime 1.23 and newer read it
+OUTPUTS = ("cls", "patches", "cores", "coords")
+TOLERANCE = 1e-3  # largest difference of any feature in float32, on the scale of features (about 1)
+LEAST_COSINE = 0.99  # of the dense feature in 8 bits
+PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # scikit-image's
+GRIDS = (8, 14, 32)  # the shorter side, in patches
+
+
+@dataclass
+class Settings:
+    """Write an ONNX file of a model at one budget; batch, height and width stay free.
+
+    Its input is `images` (B×3×H×W, ImageNet-normalised, whole patches), its outputs are `cls` (B×D), `patches` (B×N×D,
+    row by row), `cores` (B×C×D) and `coords` (B×C×2). The file is compared with PyTorch on photographs at several sizes
+    before it takes its place. onnxruntime 1.23 or newer runs it without PyTorch: docs/deploy.md has the ten lines.
+
+    Examples:
+      veca export veca-s14 --cores 64 --out veca-s14-64.onnx
+      veca export models/mine --cores 16 --out mine-16-int8.onnx --int8
+    """
+
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    """a bundled name, a model folder, a .safetensors, an authors' .pt or a hub id"""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """the .onnx file to write"""
+    cores: int = 64
+    """the budget, fixed in the file"""
+    int8: tyro.conf.FlagCreatePairsOff[bool] = False
+    """8-bit weights and activations: a quarter of the size, about twice as fast on CPUs with VNNI"""
+    photos: tuple[Path, ...] = ()
+    """photographs to compare on instead of scikit-image's"""
+
+
+class Agreement(NamedTuple):
+    """How the file's outputs compare with PyTorch's, over all photographs."""
+
+    difference: float  # the largest, of any output
+    dense_cosine: float  # mean over patches
+    global_cosine: float
+    sizes: list[str]
+
+
+def main(arguments: list[str]) -> None:
+    settings = tyro.cli(Settings, args=arguments, prog="veca export", description=inspect.getdoc(Settings))
+    if settings.out.suffix != ".onnx":
+        raise InputError(f"--out is an .onnx file, not {settings.out}")
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        require(module, "export")
+    photos = list(settings.photos) or bundled_photos()
+    model = load(settings.model, cores=settings.cores)
+    try:
+        agreement = export(model, settings.out, settings.cores, settings.int8, photos)
+    except OSError as error:
+        raise InputError(f"cannot write {settings.out}: {error.strerror or error}") from error
+    size = settings.out.stat().st_size / 1e6
+    kind = "8 bits" if settings.int8 else "float32"
+    print(f"{settings.out}: {size:.1f} MB, opset {OPSET}, {settings.cores} cores, {kind}; batch, height and width free")
+    print(f"compared with PyTorch on {len(photos)} photographs at {', '.join(agreement.sizes)}:")
+    allowed = f"at least {LEAST_COSINE}" if settings.int8 else "not judged"
+    print(f"  cosine: dense {agreement.dense_cosine:.5f} ({allowed}), global {agreement.global_cosine:.5f}")
+    allowed = "not judged" if settings.int8 else f"at most {TOLERANCE:g}"
+    print(f"  largest difference: {agreement.difference:.1e} ({allowed})")
+
+
+def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path]) -> Agreement:
+    """Write `out` whole, or not at all when it does not agree with PyTorch."""
+    if model.config.attention == "dense":
+        raise InputError("the dense control arm is for training experiments and is not exported")
+    model = model.float().cpu().eval()
+    if not 1 <= cores <= model.config.bank:
+        raise InputError(f"--cores must lie between 1 and {model.config.bank} (this model's bank), not {cores}")
+    with whole_file(out) as temporary:
+        write_onnx(model, cores, temporary)
+        if int8:
+            quantize(temporary)
+        agreement = compare(model, temporary, cores, photos)
+        if int8 and not agreement.dense_cosine >= LEAST_COSINE:
+            raise InputError(
+                f"8 bits change this model's dense feature too much: cosine {agreement.dense_cosine:.4f} on photographs, at "
+                f"least {LEAST_COSINE} is asked; export it without --int8"
+            )
+        if not int8 and not agreement.difference <= TOLERANCE:
+            raise InputError(
+                f"the exported file differs from PyTorch by {agreement.difference:.1e}, more than {TOLERANCE:g}: "
+                f"its versions of torch, onnxscript and onnxruntime do not work together"
+            )
+    return agreement
+
+
+def bundled_photos() -> list[Path]:
+    folder = Path(str(require("skimage.data", "export").__file__)).parent
+    return [folder / name for name in PHOTOS]
+
+
+def write_onnx(model: Veca, cores: int, path: Path) -> None:
+    """The float32 graph, weights inside."""
+    if not hasattr(torch.onnx, "ops"):
+        raise InputError(f"veca export needs torch 2.8 or newer, not {torch.__version__}")
+    network = ExportedNetwork(model, cores).eval()
+    patch = model.patch_size
+    free = {
+        0: torch.export.Dim("batch", min=1, max=2**16),
+        2: patch * torch.export.Dim("grid_height", min=1, max=2**14),
+        3: patch * torch.export.Dim("grid_width", min=1, max=2**14),
+    }
+    with _quietly(), torch.no_grad():
+        program = torch.onnx.export(
+            network,
+            (torch.zeros(2, 3, 5 * patch, 7 * patch),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=list(OUTPUTS),
+            dynamic_shapes={"images": free},
+            verbose=False,
+        )
+    assert program is not None
+    program.save(path)
+
+
+def quantize(path: Path) -> None:
+    """Weights to 8 bits a channel, activations as they come: every product with a constant matrix runs in integers."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quietly():
+        quantize_dynamic(
+            path, path, weight_type=QuantType.QInt8, per_channel=True, extra_options={"MatMulConstBOnly": True}
+        )
+
+
+def compare(model: Veca, path: Path, cores: int, photos: list[Path]) -> Agreement:
+    """Run the file on every photograph at several sizes, alone, and on two turned to one shape as a batch."""
+    session = open_session(path)
+    inputs = [
+        preprocess(open_image(photo), size=grid * model.patch_size, patch_size=model.patch_size)
+        for photo, grid in ((photo, GRIDS[index % len(GRIDS)]) for index, photo in enumerate(photos))
+    ]
+    inputs.append(torch.cat((inputs[0], inputs[0].flip(-1))))
+    differences, dense, overall = [], [], []
+    for images in inputs:
+        with torch.inference_mode():
+            expected = model(images, cores=cores)
+        given = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"images": images.numpy()}), strict=True))
+        for name in OUTPUTS:
+            wanted = getattr(expected, name).numpy()
+            if given[name].shape != wanted.shape:
+                raise InputError(f"the exported file's {name} has shape {given[name].shape}, not {wanted.shape}")
+            differences.append(float(np.abs(given[name] - wanted).max()))
+        dense.append(cosine(given["patches"], expected.patches.numpy()))
+        overall.append(cosine(given["cls"], expected.cls.numpy()))
+    sizes = ["×".join(map(str, images.shape[-2:])) + (" twice" if len(images) > 1 else "") for images in inputs]
+    return Agreement(max(differences), float(np.mean(dense)), float(np.mean(overall)), sizes)
+
+
+def open_session(path: Path) -> Any:
+    onnxruntime = require("onnxruntime", "export")
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(((a * b).sum(-1) / np.maximum(lengths, 1e-12)).mean())
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporters talk of other packages' operators; errors still come as exceptions."""
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(sys.stderr),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class ExportedNetwork(nn.Module):
+    """The forward pass at one budget, in the operators that onnxruntime runs fastest."""
+
+    def __init__(self, model: Veca, cores: int) -> None:
+        super().__init__()
+        self.model, self.cores = model, cores
+        self.blocks = nn.ModuleList(ExportedBlock(cast(Block, block), cores) for block in model.blocks)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        model = self.model
+        patches, grid = model.embed(images)
+        tokens, state = model.bank.start(self.cores, images.shape[0])
+        x = torch.cat((tokens, patches), dim=1)
+        by_patch = model.rotation(patch_coords(*grid)[None])  # 1×1×N×d/2
+        position = state.tanh()
+        for index, block in enumerate(self.blocks):
+            if index > 0:
+                state = model.bank.move(state, x[:, : self.cores], index)
+                position = state.tanh()
+            x = block(x, self.turns(model.rotation(position), by_patch))
+        x = model.project(model.norm(x))
+        return x[:, 0], x[:, self.cores :], x[:, : self.cores], position
+
+    def turns(self, cores: Rotation, patches: Rotation) -> Rotation:
+        """Of all tokens, without an axis for the heads: B×(C+N)×d/2."""
+        pairs = ((a.squeeze(1), b.squeeze(1)) for a, b in zip(cores, patches, strict=True))
+        return Rotation(*(torch.cat((a, b.expand(a.shape[0], *b.shape[1:])), dim=1) for a, b in pairs))
+
+
+class ExportedBlock(nn.Module):
+    def __init__(self, block: Block, cores: int) -> None:
+        super().__init__()
+        attention = block.attn
+        self.cores, self.heads = cores, attention.heads
+        self.norm_attn, self.norm_mlp = block.norm_attn, block.norm_mlp
+        # onnxruntime is faster when the channels that turn together lie half a head apart
+        width = attention.q_proj.out_features // self.heads
+        apart = torch.arange(self.heads * width).view(self.heads, width // 2, 2).transpose(1, 2).flatten()
+        scale = width**-0.5
+        self.query = part(attention.q_proj, apart, scale)
+        self.key = part(attention.k_proj, apart)
+        self.value, self.out = attention.v_proj, attention.out_proj
+        self.down = block.fc2
+        hidden = block.fc2.in_features
+        self.gate = part(block.fc1, torch.arange(hidden)) if block.gated else None
+        self.up = part(block.fc1, torch.arange(block.fc1.out_features - hidden, block.fc1.out_features))
+
+    def forward(self, x: Tensor, by: Rotation) -> Tensor:  # B×(C+N)×D
+        y = self.norm_attn(x)
+        q = self.split(torch.onnx.ops.rotary_embedding(self.query(y), by.cos, by.sin, num_heads=self.heads))
+        k = self.split(torch.onnx.ops.rotary_embedding(self.key(y), by.cos, by.sin, num_heads=self.heads))
+        k, v = k.transpose(2, 3), self.split(self.value(y))
+        cores = torch.softmax(q[:, :, : self.cores] @ k, -1) @ v
+        patches = torch.softmax(q[:, :, self.cores :] @ k[..., : self.cores], -1) @ v[:, :, : self.cores]
+        x = x + self.out(torch.cat((cores, patches), dim=2).transpose(1, 2).flatten(2))
+        y = self.norm_mlp(x)
+        up = self.up(y)
+        hidden = nn.functional.gelu(up) if self.gate is None else nn.functional.silu(self.gate(y)) * up
+        out: Tensor = x + self.down(hidden)
+        return out
+
+    def split(self, x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # B×H×T×d
+        return heads
+
+
+def part(linear: nn.Linear, channels: Tensor, scale: float = 1.0) -> nn.Linear:
+    """The output channels of a linear layer that are named, in that order."""
+    chosen = nn.Linear(linear.in_features, len(channels))
+    with torch.no_grad():
+        chosen.weight.copy_(linear.weight[channels] * scale)
+        chosen.bias.copy_(linear.bias[channels] * scale)
+    return chosen
