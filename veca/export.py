@@ -108,7 +108,7 @@ def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path]) -
         agreement = compare(model, temporary, cores, photos)
         if int8 and not agreement.dense_cosine >= LEAST_COSINE:
             raise InputError(
-                f"8 bits change this model's dense feature too much: cosine {agreement.dense_cosine:.4f} on photographs, at "
+                f"8 bits change the dense feature too much: cosine {agreement.dense_cosine:.4f} on photographs, at "
                 f"least {LEAST_COSINE} is asked; export it without --int8"
             )
         if not int8 and not agreement.difference <= TOLERANCE:
