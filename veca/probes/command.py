@@ -86,7 +86,7 @@ def segment(settings: Segment) -> None:
     table = Table("segment", settings.data.name, task.main, task.better, list(task.class_names()))
     _prepare(table, settings, settings.preset or settings.data.name)
     check_pairs([*data.train, *data.test], task.read_mask, "masks")
-    how = Training(steps=settings.steps)
+    how = Training(settings.steps, task.rate)
     run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
     _show(table, settings.out)
 
@@ -104,7 +104,7 @@ def depth(settings: DepthProbe) -> None:
     table = Table("depth", settings.data.name, task.main, task.better)
     _prepare(table, settings, settings.preset or settings.data.name)
     check_pairs([*data.train, *data.test], task.read_depth, "depth")
-    how = Training(steps=settings.steps)
+    how = Training(settings.steps, task.rate)
     run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
     _show(table, settings.out)
 

@@ -54,9 +54,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Training:
-    steps: int = 1000
+    steps: int
+    rate: float
     batch: int = 8
-    rate: float = 1e-3
     decay: float = 1e-2
     power: float = 0.9  # of the polynomial
 

@@ -22,7 +22,8 @@ class Depth:
     """`bins`: weights over evenly spaced depths, whose mean is the answer. `regression`: the answer itself,
     as a share of the range."""
 
-    main, better, unit = "RMSE", "lower", "m"
+    main, better = "RMSE", "lower"
+    rate = 1e-3
 
     def __init__(self, preset: DepthPreset, kind: str = "bins") -> None:
         self.preset = preset

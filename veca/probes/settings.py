@@ -102,7 +102,7 @@ class Knn(Common):
 class Dense(Common):
     size: Numbers = (512,)
     """sides of the square crop, rounded to whole patches; the image's short side is resized to it"""
-    steps: int = 1000
+    steps: int = 500
     """optimiser steps, 8 crops each"""
     augment: Flag = False
     """train on random crops and flips, through the backbone at every step (slow without a GPU); without this, on the
