@@ -7,6 +7,7 @@ answers with the same pixels.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -148,14 +149,16 @@ def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers:
         collate_fn=collate,
         pin_memory=pin,
         worker_init_fn=_leave_signals_to_the_trainer,
+        # Forked workers share the index, and notice when a killed trainer is no longer their parent.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         prefetch_factor=4 if workers else None,
     )
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the trainer must still get its batches to save cleanly.
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the trainer must still get its batch to save cleanly.
 
-    Workers end by themselves when the trainer is gone.
+    So a worker goes on for some seconds after SIGTERM. It ends by itself when the trainer is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))

@@ -182,6 +182,7 @@ def train(settings: Settings) -> Path:
                 meter.restart()
             if done or improved or keeper.minutes() >= settings.checkpoint_minutes:
                 keeper.save(final=done, finished=done, best=improved)
+        del batches  # workers end here, not when someone cleans up
         records.close()
         if ranks.first:
             finish(out, model, progress, validation is not None, length)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import uuid
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from veca.errors import InputError
 
@@ -22,7 +25,10 @@ class Ranks:
         self.count = int(os.environ.get("WORLD_SIZE", 1))
         self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         if self.count > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            store, _, _ = next(rendezvous("env://", self.rank, self.count))
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            own = fresh_store(store, self.rank, self.count)
+            dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.count)
 
     @property
     def first(self) -> bool:
@@ -68,6 +74,30 @@ class Ranks:
     def close(self) -> None:
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def fresh_store(store: Any, rank: int, count: int) -> Any:
+    """A part of the store that only these processes know.
+
+    `torchrun` keeps its store when it restarts the ranks, with the addresses of the dead ones in it; who trusts them
+    waits for ever. So the first rank names a new part, the others answer with a word of their own, and go on once the
+    first rank has repeated it. Nothing left by an earlier start can do that.
+    """
+    word = uuid.uuid4().hex
+    if rank == 0:
+        store.set("veca/name", word)
+        answers = [store.get(f"veca/{word}/{other}").decode() for other in range(1, count)]
+        store.set(f"veca/{word}/go", " ".join(answers))
+        return dist.PrefixStore(word, store)  # type: ignore[attr-defined]
+    name, deadline = "", time.monotonic() + dist.default_pg_timeout.total_seconds()
+    while time.monotonic() < deadline:
+        if (latest := store.get("veca/name").decode()) != name:
+            name = latest
+            store.set(f"veca/{name}/{rank}", word)
+        if store.check([f"veca/{name}/go"]) and word in store.get(f"veca/{name}/go").decode().split():
+            return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        time.sleep(0.05)
+    raise TimeoutError("the first rank did not answer")
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
