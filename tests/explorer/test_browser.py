@@ -13,6 +13,7 @@ import torch
 from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
 from veca.analysis.contributions import contributions
 from veca.explorer import build_page
+from veca.teachers import load_teacher
 
 GRID = (10, 15)
 WIDTHS = [375, 1600]
@@ -242,8 +243,6 @@ def test_two_photos_are_linked(
 def test_two_models_are_asked_about_the_same_place(
     tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone, shared: Path
 ) -> None:
-    from veca.teachers import load_teacher
-
     teacher = Backbone("teacher", load_teacher(shared / "teacher" / "dav2-small-encoder"))
     path = tmp_path / "models.html"
     path.write_text(build_page([photo], [backbone, teacher], size=160, budgets=(4, 16)), "utf-8")
@@ -254,3 +253,14 @@ def test_two_models_are_asked_about_the_same_place(
     assert levels(tab.pixels(1)).ravel()[at] == 1
     tab.page.click("[data-tab=contributions]")
     assert "This model has no cores." in tab.text("#panes")
+
+
+def test_a_teacher_alone_has_no_sliders_and_no_cores(tmp_path: Path, open_tab: Any, photo: Photo, shared: Path) -> None:
+    path = tmp_path / "teacher.html"
+    path.write_text(build_page([photo], [load_teacher(shared / "teacher" / "dav2-small-encoder")], size=140), "utf-8")
+    tab = open_tab(path, 375)
+    for control in ("#budget", "#layer", "#show-cores"):
+        assert not tab.visible(control)
+    tab.page.click("[data-tab=global]")
+    assert "class token" in tab.text("#legend-words")
+    assert len(np.unique(tab.pixels().reshape(-1, 3), axis=0)) > 20

@@ -63,8 +63,8 @@ def layers_figure(
         "Which cores each patch listens to",
         f"{photo.name} · {backbone.name}. Each patch is coloured by its contribution profile, the share of its update "
         f"that comes from each active core: one {method.upper()} to three dimensions for the whole grid, each budget's "
-        "even share taken off, so like colours mean like profiles. Rows: active cores. Columns: layers; the first, in which the cores have read "
-        "nothing yet, is left out.",
+        "even share taken off, so like colours mean like profiles. Rows: active cores. Columns: layers; the first, in "
+        "which the cores have read nothing yet, is left out.",
         [f"layer {layer + 1}" for layer in range(1, depth)],
         [(f"{budget} cores", "", photo.aspect) for budget in budgets],
         panel=1.15,

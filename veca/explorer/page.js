@@ -1,23 +1,13 @@
 // The page: one state, one `draw` that shows it, and handlers that change it.
 
 const $ = (id) => document.getElementById(id);
-const percent = (share) => (share >= 0.0995 ? Math.round(share * 100) : (share * 100).toFixed(1)) + " %";
-const times = (ratio) => ratio.toFixed(1) + "×";
-const cosine = (value) => value.toFixed(2).replace("-", "−");
 
 const state = {
   tab: "similarity", budget: 0, layer: 1, // budget in cores; layer as a fraction of the depth
   pane: 0, patch: 0, held: false, // the patch asked about
-  core: null, corePane: 0, kind: "reads",
+  core: null, kind: "reads", // the core that is followed, and which of its maps is shown
 };
 let page, panes = [], views = [], timer = 0;
-
-const TABS = {
-  similarity: { title: "Similarity of one patch to all", low: "unlike", high: "alike" },
-  colours: { title: "Features as colours" },
-  contributions: { title: "Who listens to which core" },
-  global: { title: "The whole image to each patch", low: "unlike", high: "like the whole" },
-};
 
 // What a pane shows now: values for the colour map, or colours, or nothing with a reason.
 function content(index) {
@@ -133,23 +123,6 @@ function drawCores(view, pane, index) {
   }
 }
 
-const where = (pane, index) => `column ${(index % pane.columns) + 1}, row ${Math.floor(index / pane.columns) + 1}`;
-
-function describeStage(pane, index) {
-  const at = index === state.pane ? `; patch at ${where(pane, state.patch)}` : "";
-  return `${pane.photo} through ${pane.model}: ${$("legend-title").textContent}${at}`;
-}
-
-function captionOf(pane, shown) {
-  if (shown.nothing) return shown.nothing;
-  if (shown.match !== undefined) return `best match ${cosine(shown.values[shown.match])} (brightest ${cosine(shown.high)})`;
-  if (panes.length > 1 && shown.values) { // the bar in the legend belongs to the photo pointed at
-    const number = shown.number ?? cosine;
-    return `colours from ${number(shown.low)} to ${number(shown.high)}`;
-  }
-  return "";
-}
-
 function drawControls(shown) {
   const lead = panes.find((pane) => pane.hasCores) ?? panes[0];
   const budget = lead.budgetAt(state.budget), tab = TABS[state.tab], first = shown[state.pane];
@@ -180,49 +153,6 @@ function drawControls(shown) {
   $("readout").textContent = readout(first);
 }
 
-function wordsFor(following) {
-  const cores = page.linked !== "models" || panes.some((pane) => pane.hasCores);
-  if (state.tab === "similarity") {
-    const other = { photos: " The dashed ring is the best match in the other photo.", models: " Both models are asked about the same place.", "": "" };
-    return { text: "Cosine between the feature of the ringed patch and that of every patch." + other[page.linked] };
-  }
-  if (state.tab === "colours") {
-    return { text: "Each patch's feature as a colour (three principal components, one fit for all budgets" +
-      (page.linked === "photos" ? " and both photos" : "") + "): similar colours mean similar features." };
-  }
-  if (state.tab === "global") {
-    return { text: cores ? "Cosine between the global feature, which is core 0, and every patch." : "Cosine between the class token and every patch." };
-  }
-  if (!following) {
-    return { text: "Patches of one colour take their update from the same cores, in the same shares. Point at a patch: the larger a dot, the more comes from that core. Click a dot to follow it." };
-  }
-  if (state.kind === "reads") {
-    return { title: "What this core reads", text: "How much the core takes from each patch, as a multiple of an even share.", low: "nothing", high: "most" };
-  }
-  if (state.kind === "readBy") {
-    return { title: "Who reads this core", text: "How much of each patch's update comes from this core" +
-      (panes[state.pane].dense ? ", among the cores (in this dense model patches read each other too)." : "."), low: "nothing", high: "most" };
-  }
-  return { title: "What this core resembles", text: "Cosine between the feature of the core and that of every patch.", low: "unlike", high: "alike" };
-}
-
-function readout(first) {
-  const pane = panes[state.pane], at = `Patch at ${where(pane, state.patch)}`;
-  if (first.values && state.tab !== "similarity") {
-    return `${at}: ${(first.number ?? cosine)(first.values[state.patch])}.`;
-  }
-  if (state.tab === "contributions" && pane.hasCores) {
-    const layer = pane.layerAt(state.layer), budget = pane.budgetAt(state.budget);
-    const top = pane.profile(layer, budget, state.patch).slice(0, 3).map(({ core, share }) => `core ${core} (${percent(share)})`);
-    return `${at} takes most from ${top.join(", ")}.`;
-  }
-  if (first.values) {
-    const median = Float32Array.from(first.values).sort()[pane.count >> 1];
-    return `${at}${state.held ? ", held" : ""}: half of all patches have a cosine above ${cosine(median)}.`;
-  }
-  return `${at}.`;
-}
-
 // Changing the state.
 
 function choose(pane, patch) {
@@ -231,8 +161,8 @@ function choose(pane, patch) {
   requestDraw();
 }
 
-function follow(core, pane) {
-  Object.assign(state, { core: state.core === core ? null : core, corePane: pane });
+function follow(core) {
+  state.core = state.core === core ? null : core;
   if (state.core !== null) state.tab = "contributions";
   requestDraw();
 }
@@ -291,7 +221,7 @@ function buildPane(pane, index) {
   });
   stage.addEventListener("click", (event) => {
     const dot = onDot(event);
-    if (dot) return follow(Number(dot.dataset.core), index);
+    if (dot) return follow(Number(dot.dataset.core));
     const patch = patchUnder(event, view, pane);
     state.held = event.pointerType !== "touch" && !(state.held && patch === state.patch && index === state.pane);
     choose(index, patch);

@@ -22,6 +22,7 @@ from veca.images import Source, grid_size
 from veca.model import Veca
 from veca.teachers import Teacher
 
+PARTS = ("page.html", "page.css", "colours.js", "data.js", "words.js", "page.js")
 LONGEST = 1100  # pixels of the photo in the page
 PATCHES = 4096  # at most, in a pane: more would make the page heavy and the patches too small to point at
 
@@ -111,6 +112,3 @@ def fill(page: dict[str, Any], blob: str, title: str) -> str:
         name, rest = piece.split("-->", 1)
         head += values[name] + rest
     return head
-
-
-PARTS = ("page.html", "page.css", "colours.js", "data.js", "page.js")
