@@ -161,4 +161,5 @@ def _leave_signals_to_the_trainer(_: int) -> None:
     So a worker goes on for some seconds after SIGTERM. It ends by itself when the trainer is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the trainer's process had there
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))
