@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/veca demo --out demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
