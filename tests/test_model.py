@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def expected_forward(model: Veca, images: Tensor, cores: int) -> tuple[Tensor, T
         def heads(y: Tensor) -> Tensor:
             return y.reshape(batch, -1, config.heads, d)
 
-        def turned(y: Tensor) -> Tensor:
+        def turned(y: Tensor, turn: Tensor = turn) -> Tensor:
             return torch.view_as_real(
                 torch.view_as_complex(heads(y).reshape(batch, -1, config.heads, d // 2, 2)) * turn
             )
@@ -459,7 +460,7 @@ def test_initialisation() -> None:
     assert points[0].norm() < 0.06
     # Farthest-point order: each new point is at least as far from the earlier ones as the next will be.
     gaps = [(points[:i] - points[i]).norm(dim=-1).min() for i in range(1, len(points))]
-    assert all(a >= b - 1e-5 for a, b in zip(gaps, gaps[1:], strict=False))
+    assert all(a >= b - 1e-5 for a, b in pairwise(gaps))
     assert min(gaps) > 0.15
 
 

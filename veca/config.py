@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from veca.errors import InputError
 
-
 # Far beyond any sensible model, and small enough that a hostile config.json cannot hang whoever loads it.
 LIMITS = {
     "depth": 256,

@@ -98,7 +98,8 @@ def draw(
     painted = dict(zip(maps, colours(project(list(maps.values()))), strict=True))
     sheet = Sheet(
         "What the model sees",
-        f"Each patch's feature as a colour: similar colours, similar features, over all pictures here. Weights: {weights}.",
+        "Each patch's feature as a colour: similar colours, similar features, over all pictures here. "
+        f"Weights: {weights}.",
         ["photo", *(f"{cores} cores" for cores in BUDGETS)],
         [(name, "", grids[name][0] / grids[name][1]) for name in photos],
         bar=False,

@@ -26,8 +26,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes private files; users expect ordinary ones
-        os.replace(temporary, path)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; users expect ordinary ones
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,14 +40,14 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     try:
         yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
+        temporary.chmod(0o777 & ~_umask())
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one aside first
             old = temporary.with_suffix(".old")
-            os.rename(path, old)
-            os.rename(temporary, path)
+            path.rename(old)
+            temporary.rename(path)
             shutil.rmtree(old)
         else:
-            os.rename(temporary, path)
+            temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

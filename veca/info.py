@@ -16,7 +16,7 @@ from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 from veca.files import write_json
 from veca.model import create_model
-from veca.weights import bundled_models, load
+from veca.weights import load
 
 SIZES = (256, 512, 1024, 2048)
 

@@ -1,8 +1,8 @@
 """Any backbone behind one face: VECA weights, fresh VECA weights, or a `transformers` vision model.
 
-    load_backbone("veca-s14")                     what `veca.load` takes: a bundled name, a folder, a file, a hub id
-    load_backbone("random:veca_small")            a named size with fresh weights, always the same ones
-    load_backbone("facebook/dinov2-small")        a transformers vision model: a hub id or a folder
+load_backbone("veca-s14")                     what `veca.load` takes: a bundled name, a folder, a file, a hub id
+load_backbone("random:veca_small")            a named size with fresh weights, always the same ones
+load_backbone("facebook/dinov2-small")        a transformers vision model: a hub id or a folder
 """
 
 from __future__ import annotations

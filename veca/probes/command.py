@@ -1,7 +1,7 @@
 """`veca probe`: judge frozen backbones by linear probes, side by side in one table.
 
-    veca probe segment --data voc/ --preset voc2012 --model teacher/ --model veca-s14 --cores 8,64 --size 448 --out seg/
-    veca probe predict seg/heads/teacher-448px photo.jpg --out seen/
+veca probe segment --data voc/ --preset voc2012 --model teacher/ --model veca-s14 --cores 8,64 --size 448 --out seg/
+veca probe predict seg/heads/teacher-448px photo.jpg --out seen/
 """
 
 from __future__ import annotations

@@ -72,7 +72,6 @@ class Cache:
             save_file(tensors, temporary)
         return self.path(key)
 
-
     def _oldest_first(self) -> list[tuple[float, int, Path]]:
         """(time of use, bytes, path) of every shard; what a killed run left half-written is removed."""
         found = []
