@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import logging
 import sys
 import warnings
@@ -23,9 +24,10 @@ import torch
 import tyro
 from torch import Tensor, nn
 
+from veca._version import __version__
 from veca.errors import InputError, require
 from veca.files import whole_file
-from veca.images import open_image, preprocess
+from veca.images import MEAN, STD, open_image, preprocess
 from veca.model import Block, Veca
 from veca.rope import Rotation, patch_coords
 from veca.weights import load
@@ -79,6 +81,9 @@ def main(arguments: list[str]) -> None:
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     photos = list(settings.photos) or bundled_photos()
+    missing = next((photo for photo in photos if not photo.is_file()), None)
+    if missing is not None:
+        raise InputError(f"{missing}: no such file")
     model = load(settings.model, cores=settings.cores)
     try:
         agreement = export(model, settings.out, settings.cores, settings.int8, photos)
@@ -147,6 +152,8 @@ def write_onnx(model: Veca, cores: int, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
+    about = {"patch_size": patch, "cores": cores, "mean": MEAN, "std": STD, "veca": __version__}
+    program.model.metadata_props.update({name: json.dumps(value) for name, value in about.items()})
     program.save(path)
 
 

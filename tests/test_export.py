@@ -1,0 +1,176 @@
+"""ONNX files against PyTorch, in the process and in an environment that has no PyTorch; and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import veca
+from veca.config import VecaConfig
+from veca.errors import InputError
+from veca.export import ExportedNetwork, bundled_photos, export, main, open_session
+from veca.model import Veca
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"depth": 2, "width": 48, "heads": 2, "bank": 12}
+VARIANTS = {
+    "paper": {},
+    "converted": {"patch_size": 14, "mlp": "gelu", "mlp_ratio": 4.0, "positions": "table", "table_size": 5},
+    "projected": {"out_width": 20, "rope_zero_fraction": 1.0},
+}
+
+
+def small(**overrides: object) -> Veca:
+    torch.manual_seed(1)
+    model = Veca(VecaConfig(**{**SMALL, **overrides}))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("onnx")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_exported_network_computes_the_same(variant: str) -> None:
+    model = small(**VARIANTS[variant])
+    p = model.patch_size
+    for cores in (1, 5, 12):
+        images = torch.randn(2, 3, 3 * p, 4 * p)
+        with torch.no_grad():
+            ours = model(images, cores=cores)
+            theirs = ExportedNetwork(model, cores).eval()(images)
+        for name, tensor in zip(("cls", "patches", "cores", "coords"), theirs, strict=True):
+            torch.testing.assert_close(tensor, getattr(ours, name), atol=2e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def written(files: Path) -> tuple[Veca, Path]:
+    """A model and its float32 file for 7 cores, which takes a while to make."""
+    model, path = small(), files / "written.onnx"
+    export(model, path, 7, False, bundled_photos()[:1])
+    return model, path
+
+
+def agrees(model: Veca, path: Path, cores: int) -> None:
+    """Outputs of a file at sizes and batches its export never saw."""
+    session = open_session(path)
+    assert [(i.name, i.shape[1]) for i in session.get_inputs()] == [("images", 3)]
+    p = model.patch_size
+    for batch, height, width in ((1, 1, 1), (3, 2, 9), (1, 17, 4)):
+        images = torch.randn(batch, 3, height * p, width * p)
+        with torch.no_grad():
+            ours = model(images, cores=cores)
+        results = session.run(["cls", "patches", "cores", "coords"], {"images": images.numpy()})
+        for result, tensor in zip(results, (ours.cls, ours.patches, ours.cores, ours.coords), strict=True):
+            np.testing.assert_allclose(result, tensor.numpy(), atol=1e-4, rtol=0)
+
+
+def test_onnx_agrees_with_pytorch(written: tuple[Veca, Path]) -> None:
+    model, path = written
+    agrees(model, path, 7)
+
+
+def test_onnx_of_a_converted_model_agrees_too(files: Path) -> None:
+    """GELU, patches of 14 pixels and an additive table, which the graph resizes as PyTorch does."""
+    model = small(**VARIANTS["converted"])
+    agreement = export(model, files / "converted.onnx", 1, False, bundled_photos()[:2])
+    assert agreement.difference < 1e-4
+    agrees(model, files / "converted.onnx", 1)
+
+
+def test_eight_bits_are_smaller_close_and_judged(
+    written: tuple[Veca, Path], files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain = written
+    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path: shutil.copy(plain, path))
+    path = files / "int8.onnx"
+    agreement = export(model, path, 7, True, bundled_photos()[:2])
+    assert 0.99 <= agreement.dense_cosine < 1
+    integers = {node.op_type for node in onnx.load(path).graph.node if "Integer" in node.op_type}
+    assert integers == {"MatMulInteger"}
+    assert path.stat().st_size < 0.7 * plain.stat().st_size
+    monkeypatch.setattr("veca.export.LEAST_COSINE", 1.0)
+    with pytest.raises(InputError, match=r"8 bits change the dense feature too much: cosine"):
+        export(model, files / "refused.onnx", 7, True, bundled_photos()[:1])
+    assert not list(files.glob("*refused*"))
+
+
+def test_a_file_that_disagrees_never_takes_its_place(
+    written: tuple[Veca, Path], files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plain = written
+    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path: shutil.copy(plain, path))
+    target = files / "wrong.onnx"
+    target.write_bytes(b"the file that was there before")
+    with pytest.raises(InputError, match="differs from PyTorch by"):
+        export(small(norm_eps=0.5), target, 7, False, bundled_photos()[:1])
+    assert target.read_bytes() == b"the file that was there before"
+    assert not list(files.glob(".wrong*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "model.pt"], "--out is an .onnx file, not model.pt"),
+        (["--out", "m.onnx", "--cores", "13"], "from 1 to 12"),
+        (["--out", "m.onnx", "--cores", "4", "--photos", "none.jpg"], "none.jpg: no such file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small().save(files / "model")
+    monkeypatch.chdir(files)
+    with pytest.raises(InputError, match=re.escape(message)):
+        main([str(files / "model"), *arguments])
+    assert not (files / "m.onnx").exists()
+
+
+def test_the_page_s_ten_lines_run_without_torch(files: Path, tmp_path: Path) -> None:
+    """docs/deploy.md, in an environment with onnxruntime, numpy and pillow only."""
+    from PIL import Image
+
+    model = small()
+    model.save(tmp_path / "model")
+    main(
+        [
+            str(tmp_path / "model"),
+            "--cores",
+            "6",
+            "--out",
+            str(tmp_path / "model.onnx"),
+            "--photos",
+            str(bundled_photos()[1]),
+        ]
+    )
+    Image.open(bundled_photos()[1]).save(tmp_path / "photo.jpg", quality=95)
+    code = re.search(r"```python\n(import json, numpy, onnxruntime.*?)```", (ROOT / "docs/deploy.md").read_text(), re.S)
+    assert code is not None
+    assert len([line for line in code[1].splitlines() if line and not line.startswith(("import", "from"))]) <= 10
+    venv.create(tmp_path / "clean", with_pip=False)
+    python = tmp_path / "clean/bin/python"
+    install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), "onnxruntime", "numpy", "pillow"]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    script = code[1] + "import importlib.util\nassert importlib.util.find_spec('torch') is None\n"
+    script += "numpy.savez('out.npz', dense=dense, cls=cls, cores=cores, coords=coords)\n"
+    subprocess.run([python, "-c", script], cwd=tmp_path, check=True)
+    images = veca.preprocess(tmp_path / "photo.jpg", size=512)
+    with torch.no_grad():
+        ours = model(images, cores=6)
+    theirs = np.load(tmp_path / "out.npz")
+    assert theirs["dense"].shape[:2] == ours.grid
+    np.testing.assert_allclose(theirs["dense"].reshape(1, -1, 48), ours.patches.numpy(), atol=1e-4)
+    np.testing.assert_allclose(theirs["cls"], ours.cls.numpy(), atol=1e-4)

@@ -1,0 +1,396 @@
+"""Inference in pieces and streaming against the plain forward pass: any grid, tile, budget, precision and source."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from veca import pieces
+from veca.cli import main as run_command
+from veca.config import VecaConfig
+from veca.errors import InputError
+from veca.images import open_image, to_tensor
+from veca.model import Veca, VecaOutput
+
+SMALL = {"depth": 3, "width": 48, "heads": 2, "bank": 16}
+VARIANTS = {
+    "paper": {},
+    "converted": {"patch_size": 14, "mlp": "gelu", "mlp_ratio": 4.0, "positions": "table", "table_size": 5},
+    "projected": {"out_width": 20, "rope_zero_fraction": 1.0, "norm_eps": 1e-3},
+}
+SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(**overrides: object) -> Veca:
+    """A small model whose weights are large enough that every term of the forward pass matters."""
+    torch.manual_seed(1)
+    model = Veca(VecaConfig(**{**SMALL, **overrides}))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model.eval()
+
+
+def plain(model: Veca, images: Tensor, cores: int) -> VecaOutput:
+    """The forward pass that training uses: with gradients enabled there are no pieces."""
+    with torch.enable_grad():
+        return VecaOutput(*(part.detach() if isinstance(part, Tensor) else part for part in model(images, cores=cores)))
+
+
+def same(ours: VecaOutput, expected: VecaOutput, atol: float = 1e-4) -> None:
+    assert ours.grid == expected.grid
+    for name in ("cls", "patches", "cores", "coords"):
+        torch.testing.assert_close(getattr(ours, name).float(), getattr(expected, name), atol=atol, rtol=0)
+
+
+def photo(height: int, width: int, dtype: type = np.uint8, channels: int = 3) -> np.ndarray:
+    values = np.random.default_rng(height * width).random((height, width, channels))
+    return (values * np.iinfo(dtype).max).astype(dtype)
+
+
+# In pieces
+
+
+@SLOW
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    grid=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    batch=st.integers(1, 4),
+    cores=st.integers(1, 16),
+    piece=st.integers(1, 90),
+)
+def test_pieces_equal_the_plain_forward(
+    variant: str, grid: tuple[int, int], batch: int, cores: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(**VARIANTS[variant])
+    images = torch.randn(batch, 3, grid[0] * model.patch_size, grid[1] * model.patch_size)
+    expected = plain(model, images, cores)
+    monkeypatch.setattr(pieces, "PATCHES", piece)
+    monkeypatch.setattr(pieces.pass_layer, "__defaults__", (piece, None))
+    with torch.no_grad():
+        same(model(images, cores=cores), expected, atol=2e-5)
+    with torch.inference_mode():
+        same(model(images, cores=cores), expected, atol=2e-5)
+
+
+def test_every_layer_is_kept_as_it_was() -> None:
+    model, images = small(), torch.randn(2, 3, 64, 48)
+    expected = model.forward_layers(images, 5)
+    with torch.no_grad():
+        ours = model.forward_layers(images, 5)
+    for mine, theirs in zip(ours.tokens, expected.tokens, strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("count", [9, 64, 65, 200])
+def test_pieces_cover_every_token_once(count: int) -> None:
+    for cores in (1, 8):
+        for patches in (1, 7, 64, 1000):
+            bounds = list(pieces.pieces(cores + count, cores, patches))
+            assert bounds[0][0] == 0
+            assert bounds[-1][1] == cores + count
+            assert [start for start, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
+            lengths = [stop - max(start, cores) for start, stop in bounds]
+            assert max(lengths) <= patches
+            assert max(lengths) - min(lengths) <= 1
+
+
+def _step(model: Veca) -> None:
+    model(torch.randn(1, 3, 32, 32)).patches.square().mean().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+CHANGES = {
+    "an optimiser's step": _step,
+    "loaded weights": lambda model: model.load_state_dict(small(norm_eps=1e-5).state_dict() | {
+        name: value * 1.3 for name, value in model.state_dict().items()
+    }),
+    "through .data, which PyTorch does not record": lambda model: [p.data.mul_(1.2) for p in model.parameters()],
+    "a new parameter": lambda model: setattr(model.blocks[1], "fc2", nn.Linear(model.config.hidden_width, 48)),
+    "half the precision and back": lambda model: model.bfloat16().float(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_folded_weights_follow_the_parameters(change: str) -> None:
+    model, images = small(), torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        before = model(images)
+    CHANGES[change](model)  # type: ignore[no-untyped-call]
+    expected = plain(model, images, 16)
+    assert not torch.allclose(expected.patches, before.patches, atol=1e-3)
+    with torch.no_grad():
+        same(model(images), expected, atol=2e-5)
+        same(copy.deepcopy(model)(images), expected, atol=2e-5)
+
+
+def test_hooks_and_adapters_see_the_plain_forward() -> None:
+    model, images, seen = small(), torch.randn(1, 3, 48, 48), []
+    handle = model.blocks[1].attn.v_proj.register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr]
+    with torch.no_grad():
+        model(images)
+        with pytest.raises(InputError, match="hooks or replaced layers"):
+            model.stream(images)
+    assert seen == [1]
+    handle.remove()
+
+    class Adapter(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1
+
+    adapter = Adapter(48, 48)
+    model.blocks[0].attn.q_proj = adapter
+    with torch.no_grad():
+        same(model(images), plain(model, images, 16))
+        with pytest.raises(InputError, match="hooks or replaced layers"):
+            model.stream(images)
+
+
+def test_autocast_and_other_precisions_are_left_alone() -> None:
+    model, images = small(), torch.randn(1, 3, 48, 48)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert not pieces.can_run(model, images)
+    with torch.no_grad():
+        assert pieces.can_run(model, images)
+        assert not pieces.can_run(model.bfloat16(), images.bfloat16())
+
+
+# Streaming
+
+
+@SLOW
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    cores=st.integers(1, 16),
+    tile=st.integers(1, 70),
+    spilled=st.booleans(),
+)
+def test_streaming_equals_the_plain_forward(
+    variant: str, grid: tuple[int, int], cores: int, tile: int, spilled: bool, tmp_path: Path
+) -> None:
+    model = small(**VARIANTS[variant])
+    images = torch.randn(1, 3, grid[0] * model.patch_size, grid[1] * model.patch_size)
+    expected = plain(model, images, cores)
+    same(model.stream(images, cores=cores, tile=tile, spill=tmp_path if spilled else None), expected)
+    rounded = model.stream(images[0], cores=cores, tile=tile, spill=tmp_path if spilled else None, tokens="float16")
+    assert rounded.patches.dtype == torch.float16
+    same(rounded, expected, atol=3e-2)
+    assert not list(tmp_path.iterdir())
+
+
+def tiff(path: Path, values: np.ndarray, **options: object) -> Path:
+    tifffile.imwrite(path, values, **options)  # type: ignore[arg-type]
+    return path
+
+
+SOURCES = {
+    "tiles, deflate": {"tile": (32, 48), "compression": "deflate"},
+    "tiles, plain": {"tile": (16, 16)},
+    "strips, LZW, a row each": {"rowsperstrip": 1, "compression": "lzw"},
+    "strips that cut patches": {"rowsperstrip": 23, "compression": "zlib"},
+    "one strip, as older writers do": {"rowsperstrip": 10_000},
+    "big TIFF, big-endian": {"bigtiff": True, "byteorder": ">"},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_tiff_is_read_strip_by_strip(source: str, dtype: type, tmp_path: Path) -> None:
+    values = photo(75, 115, dtype)
+    model = small()
+    path = tiff(tmp_path / "photo.tif", values, photometric="rgb", **SOURCES[source])
+    expected = plain(model, to_tensor(open_image(values[:64, :112]))[None], 9)
+    for tile in (3, 14, 1000):
+        same(model.stream(path, cores=9, tile=tile), expected)
+
+
+def test_other_sources(tmp_path: Path) -> None:
+    model, values = small(), photo(70, 50)
+    expected = plain(model, to_tensor(open_image(values[:64, :48]))[None], 16)
+    np.save(tmp_path / "photo.npy", values)
+    open_image(values).save(tmp_path / "photo.png")
+    mapped = np.load(tmp_path / "photo.npy", mmap_mode="r")
+    for source in (values, mapped, tmp_path / "photo.npy", str(tmp_path / "photo.png"), open_image(values)):
+        same(model.stream(source), expected)
+    grey = photo(70, 50, channels=1)
+    same(
+        model.stream(tiff(tmp_path / "grey.tif", grey[..., 0])),
+        plain(model, to_tensor(open_image(grey[:64, :48]))[None], 16),
+    )
+    same(model.stream(values / 255.0), expected)
+
+
+def test_tiff_with_jpeg_tiles(tmp_path: Path) -> None:
+    smooth = np.linspace(0, 255, 96, dtype=np.uint8)[:, None, None] * np.ones((1, 96, 3), np.uint8)
+    path = tiff(tmp_path / "jpeg.tif", smooth, tile=(32, 32), compression="jpeg", photometric="rgb")
+    whole = tifffile.imread(path)
+    model = small()
+    same(model.stream(path), plain(model, to_tensor(open_image(whole))[None], 16))
+
+
+def test_dense_output_in_a_file_that_is_mapped(tmp_path: Path) -> None:
+    model, images = small(out_width=20), torch.randn(1, 3, 64, 48)
+    out = model.stream(images, out=tmp_path / "dense.npy", tile=5)
+    stored = np.load(tmp_path / "dense.npy", mmap_mode="r")
+    assert stored.shape == (4, 3, 20)
+    assert stored.dtype == np.float32
+    same(out, plain(model, images, 16))
+    np.testing.assert_array_equal(stored.reshape(12, 20), out.patches[0].numpy())
+    model.stream(images, out=tmp_path / "half.npy", tokens="float16")
+    assert np.load(tmp_path / "half.npy").dtype == np.float16
+
+
+def test_progress_is_by_layer() -> None:
+    heard: list[tuple[str, int, int]] = []
+    small().stream(torch.randn(1, 3, 64, 48), cores=4, tile=5, report=lambda *what: heard.append(what))
+    stages = list(dict.fromkeys(what for what, _, _ in heard))
+    assert stages == ["patches", "layer 1 of 3", "layer 2 of 3", "layer 3 of 3", "output"]
+    for stage in stages:
+        done = [(count, total) for what, count, total in heard if what == stage]
+        assert [count for count, _ in done] == sorted(count for count, _ in done)
+        assert done[-1][0] == done[-1][1]
+
+
+def test_bfloat16_weights_stream_in_float32() -> None:
+    model, images = small(), torch.randn(1, 3, 64, 48)
+    model.bfloat16()
+    expected = plain(copy.deepcopy(model).float(), images, 16)
+    same(model.stream(images), expected, atol=5e-2)  # embedding, coordinates and final norm are computed in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("missing.tif", {}, "missing.tif: no such file"),
+        (".", {}, "is a folder, not an image"),
+        (np.zeros((8, 64, 3), np.uint8), {}, "64×8 is smaller than a patch of 16×16"),
+        (np.zeros((64, 64, 3), np.int32), {}, "image values must be uint8"),
+        (np.zeros(64, np.uint8), {}, "an image array is H×W"),
+        (torch.zeros(2, 3, 32, 32), {}, "a tensor to stream is one normalised image"),
+        (torch.zeros(3, 33, 32), {}, "multiples of the patch size 16, not 33×32"),
+        (torch.zeros(3, 32, 32), {"cores": 17}, "between 1 and 16"),
+        (torch.zeros(3, 32, 32), {"tile": 0}, "tile must be at least 1 patch"),
+        (torch.zeros(3, 32, 32), {"tokens": "int8"}, "float32 or float16"),
+        (torch.zeros(3, 32, 32), {"spill": "/proc/none"}, "cannot keep tokens in /proc/none"),
+    ],
+)
+def test_mistakes_are_one_line(source: object, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        small().stream(source, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_the_dense_arm_cannot_be_streamed() -> None:
+    with pytest.raises(InputError, match="every patch reads every other"):
+        small(attention="dense").stream(torch.zeros(3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"photometric": "rgb", "planarconfig": "separate"}, "separate planes"),
+        ({"photometric": "rgb", "extratags": [(274, 3, 1, 6, True)]}, "stored turned"),
+        ({"photometric": "separated"}, "convert it to RGB"),
+        ({"photometric": "minisblack", "planarconfig": "contig"}, "2 values a pixel"),
+    ],
+)
+def test_unsupported_tiff_says_so(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    values = photo(32, 32, channels=4 if options["photometric"] == "separated" else 3)
+    if options["photometric"] == "minisblack":
+        values = photo(32, 32, channels=2)
+    elif options.get("planarconfig") == "separate":
+        values = np.moveaxis(values, -1, 0)
+    path = tiff(tmp_path / "odd.tif", values, **options)
+    with pytest.raises(InputError, match=message):
+        small().stream(path)
+
+
+def test_a_damaged_tiff_says_so(tmp_path: Path) -> None:
+    path = tiff(tmp_path / "photo.tif", photo(64, 64), tile=(32, 32), compression="deflate")
+    content = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as file:
+        start = file.pages[0].dataoffsets[2]  # type: ignore[union-attr]
+    content[start : start + 40] = b"\0" * 40
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"photo\.tif: tile 2 cannot be decoded"):
+        small().stream(path)
+    (tmp_path / "text.tif").write_text("not a picture")
+    with pytest.raises(InputError, match="not a readable TIFF file"):
+        small().stream(tmp_path / "text.tif")
+
+
+# The command
+
+
+def test_the_command_writes_a_mapped_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = small()
+    model.save(tmp_path / "model")
+    path = tiff(tmp_path / "big.tif", photo(70, 100), tile=(32, 32), photometric="rgb")
+    arguments = ["--out", str(tmp_path / "out"), "--model", str(tmp_path / "model"), "--cores", "5"]
+    assert run_command(["features", "--stream", str(path), *arguments, "--tile", "7"]) == 0
+    assert "4×6 features of 96×64 pixels" in capsys.readouterr().out
+    expected = plain(model, to_tensor(open_image(tifffile.imread(path)[:64, :96]))[None], 5)
+    dense = np.load(tmp_path / "out/big.tif.npy", mmap_mode="r")
+    np.testing.assert_allclose(dense.reshape(24, 48), expected.patches[0].numpy(), atol=1e-4)
+    rest = np.load(tmp_path / "out/big.tif.npz")
+    np.testing.assert_allclose(rest["cls"], expected.cls[0].numpy(), atol=1e-4)
+    assert rest["grid"].tolist() == [4, 6]
+    assert run_command(["features", "--stream", str(tmp_path / "none.tif"), *arguments]) == 2
+    assert run_command(["features", "--stream", str(path), str(path), *arguments]) == 2
+
+
+# Memory
+
+MEASURE = """
+import sys, torch, veca
+from pathlib import Path
+torch.set_num_threads(1)
+model = veca.load(sys.argv[1])
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+model.stream(sys.argv[2], cores=4, out=sys.argv[4])  # libraries, and the workspace of a piece
+before = peak()
+model.stream(sys.argv[3], cores=4, out=sys.argv[4], **eval(sys.argv[5]))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_the_token_buffer_and_a_constant(tmp_path: Path) -> None:
+    """A photo of 4096×4096 pixels (50 MB, 65,536 patches) through a model of width 256: the buffer is 67 MB."""
+    Veca(VecaConfig(depth=1, width=256, heads=4, bank=4, mlp_ratio=0.25)).save(tmp_path / "model")
+    warm = tiff(tmp_path / "warm.tif", np.zeros((768, 4096, 3), np.uint8), tile=(256, 256), photometric="rgb")
+    options = {"tile": (256, 256), "photometric": "rgb", "shape": (4096, 4096, 3), "dtype": np.uint8}
+    tifffile.imwrite(tmp_path / "big.tif", (np.full((256, 256, 3), i, np.uint8) for i in range(256)), **options)
+    grown = {}
+    for name, keep in {"float32": {}, "float16": {"tokens": "float16"}, "spilled": {"spill": str(tmp_path)}}.items():
+        command = [sys.executable, "-c", MEASURE, tmp_path / "model", warm, tmp_path / "big.tif", tmp_path / "o.npy"]
+        done = subprocess.run([*map(str, command), repr(keep)], capture_output=True, text=True, check=True)
+        grown[name] = int(done.stdout)
+    buffer = 65_536 * 256 * 4 / 2**20  # MB
+    assert grown["float32"] < buffer + 24
+    assert grown["float16"] < buffer / 2 + 24
+    assert grown["spilled"] < 24  # neither the photo, nor the tokens, nor the output
+    assert grown["float32"] > buffer * 0.7  # the measurement sees what is there
