@@ -24,6 +24,7 @@ from veca.probes.views import View, centre_view, label_box, resized_size, window
 
 BEST = 5
 OPACITY = 0.6
+LEAST = 0.001  # classes that take less of the picture are not listed
 
 
 def predict(head: Head, backbone: Backbone, images: Sequence[Path], out: Path) -> list[dict[str, Any]]:
@@ -73,16 +74,19 @@ def segment_one(head: Head, backbone: Backbone, path: Path, target: Path) -> dic
     indexed = Image.fromarray(mask)
     if len(colours) <= 256:
         indexed.putpalette(colours.tobytes())
-    shown = {int(value): float((mask == value).mean()) for value in np.unique(mask)}
-    largest = sorted(shown.items(), key=lambda item: -item[1])
-    overlay = Image.blend(image, Image.fromarray(colours[mask]), OPACITY)
-    legend = [(head.about["classes"][value], tuple(colours[value].tolist())) for value, _ in largest]
+    names = head.about["classes"]
+    shares = {int(value): float((mask == value).mean()) for value in np.unique(mask)}
+    largest = sorted((item for item in shares.items() if item[1] >= LEAST), key=lambda item: -item[1])
+    seen = [value for value, _ in largest if names[value] != "background"]  # the photo itself shows the background
+    covered = Image.fromarray((np.isin(mask, seen) * round(255 * OPACITY)).astype(np.uint8))
+    overlay = Image.composite(Image.fromarray(colours[mask]), image, covered)
+    legend = [(names[value], tuple(colours[value].tolist())) for value in seen]
     save(indexed, target.with_name(target.name + ".mask.png"))
     save(with_legend(overlay, legend), target.with_name(target.name + ".overlay.png"))
     return {
         "mask": target.name + ".mask.png",
         "overlay": target.name + ".overlay.png",
-        "classes": [{"class": head.about["classes"][value], "share": round(share, 4)} for value, share in largest],
+        "classes": [{"class": names[value], "share": round(share, 4)} for value, share in largest],
     }
 
 
