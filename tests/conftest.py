@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 torch.set_num_threads(2)
+
+# As root and without a network; the background services would otherwise look for Google's hosts.
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +42,7 @@ def _seeded() -> None:
 
 
 def _run(*command: object, cwd: Path | None = None) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, cwd=cwd)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -60,3 +68,18 @@ def empty_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     venv.create(folder, with_pip=True)
     _run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A real headless browser. One for all tests: Playwright allows only one of itself in a process."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("CI has no chromium: .ci/run installs it")
+        pytest.skip("needs a chromium, such as Debian's package of that name")
+    playwright = pytest.importorskip("playwright.sync_api").sync_playwright().start()
+    browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+    yield browser
+    browser.close()
+    playwright.stop()

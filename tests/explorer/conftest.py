@@ -1,9 +1,7 @@
-"""A small model with a photo it treats unevenly, and a real Chromium."""
+"""A small model with a photo it treats unevenly, and a tab of a real Chromium."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,6 @@ from PIL import Image
 from veca.analysis.backbones import Backbone, Photo
 from veca.config import VecaConfig
 from veca.model import Veca
-
-# As root and without a network; the background services would otherwise look for Google's hosts.
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 
 
 @pytest.fixture(scope="session")
@@ -52,20 +44,6 @@ def photo() -> Photo:
 @pytest.fixture(scope="session")
 def other() -> Photo:
     return Photo("turned", shapes(1).rotate(90, expand=True))
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI has no chromium: .ci/run installs it")
-        pytest.skip("needs a chromium, such as Debian's package of that name")
-    playwright = pytest.importorskip("playwright.sync_api").sync_playwright().start()
-    browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-    yield browser
-    browser.close()
-    playwright.stop()
 
 
 class Tab:
