@@ -70,9 +70,9 @@ def empty_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A real headless browser. One for all tests: Playwright allows only one of itself in a process."""
+    """A real headless browser. It ends with its module: Playwright allows one of itself, and no other event loop."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         if os.environ.get("CI"):

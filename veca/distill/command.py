@@ -22,6 +22,11 @@ def usage() -> str:
             "",
             "`veca distill RECIPE --help` prints what the recipe does, and every setting with its value. The same",
             "command again continues a run that was stopped, killed or cut off, from where it was.",
+            "",
+            "Examples:",
+            "  veca distill convert --train photos/ --val more-photos/ --teacher teacher/ --out runs/a",
+            "  veca distill stage1 --student veca_base --train train/ --val val/ \\",
+            "      --teacher facebook/dinov3-vitb16-pretrain-lvd1689m --out runs/base",
         ]
     )
 
