@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +33,8 @@ class CoreBank(nn.Module):
         head = self.heads[layer - 1]
         assert isinstance(head, nn.Linear)
         device = "cpu" if state.is_meta else state.device.type  # autocast does not know the meta device
-        with torch.autocast(device, enabled=False):  # positions stay float32
+        casts = torch.is_autocast_enabled(device)  # entering the context takes as long as the rest of this function
+        with torch.autocast(device, enabled=False) if casts else nullcontext():  # positions stay float32
             shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
         return state + self.alpha[layer - 1].float() * shift
 

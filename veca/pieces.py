@@ -7,12 +7,14 @@ a CPU keeps them in memory and uses pieces that fit its caches, `veca.streaming`
 It computes what `Block.forward` computes, with fewer passes over memory between the matrix products:
 - a normalised token sums to zero, so the direction (1, …, 1) is free to carry the biases: norm gain and bias, bias and
   the softmax's 1/√d are folded into each weight once, and a linear layer after a norm is one product without a bias;
+- the other biases are one more row of their weights, which meets a channel that is always 1;
 - the neighbouring channels that turn together are one complex number, turned in place;
 - products are followed at once by what changes their result in place, and residuals are summed by the products.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -27,6 +29,7 @@ from veca.rope import Rotation
 if TYPE_CHECKING:
     from veca.model import Block, Veca
 
+PADDING = 16  # a row of memory stays a multiple of 64 bytes when a channel is added to it
 PATCHES = 1024  # a piece: its widest tensor, 8 MB for the small model, stays in a CPU's last cache
 
 
@@ -36,12 +39,10 @@ class FoldedWeights(NamedTuple):
     query: Tensor  # D×D, like key and value: takes the normalised token plus one
     key: Tensor
     value: Tensor
-    out: Tensor  # D×D
-    out_bias: Tensor
+    out: Tensor  # (D+1)×D: its last row is the bias
     gate: Tensor | None  # D×hidden, with SwiGLU
     up: Tensor  # D×hidden
-    down: Tensor  # hidden×D
-    down_bias: Tensor
+    down: Tensor  # (hidden+1)×D: its last row is the bias
     eps: float
 
 
@@ -77,15 +78,25 @@ class Workspace:
     """Memory for the results of products, used again for every piece of every layer."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.held = device, dict[str, Tensor]()
+        self.device, self.held, self.views = device, dict[str, Tensor](), dict[tuple[str, tuple[int, ...]], Tensor]()
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        size = 1
-        for length in shape:
-            size *= length
+    def take(self, name: str, *shape: int, fill: float | None = None) -> Tensor:
+        """Memory of this name and shape, the same every time; `fill` is what it holds when it is new."""
+        known = self.views.get((name, shape))
+        if known is not None:
+            return known
+        size = math.prod(shape)
         if name not in self.held or self.held[name].numel() < size:
+            self.views = {key: view for key, view in self.views.items() if key[0] != name}
             self.held[name] = torch.empty(size, device=self.device)
-        return self.held[name][:size].view(shape)
+            if fill is not None:
+                self.held[name].fill_(fill)
+        self.views[name, shape] = self.held[name][:size].view(shape)
+        return self.views[name, shape]
+
+    def take_beside_one(self, name: str, rows: int, width: int) -> Tensor:
+        """rows×(width+1), whose last channel is 1 and stays so as long as only the others are written."""
+        return self.take(name, rows, width + PADDING, fill=1.0)[:, : width + 1]
 
 
 class CoreRead:
@@ -100,12 +111,13 @@ class CoreRead:
     def weigh(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """exp(logit − peak) of these tokens, H×C×t, and their own peak."""
         heads, cores, _ = self.query.shape
-        logits = self.space.take("core_logits", heads, cores, key.shape[1])
+        logits = self.space.take("core logits", heads, cores, key.shape[1])
         torch.bmm(self.query, key.transpose(1, 2), out=logits)
         peak = logits.amax(-1, keepdim=True)
         return logits.sub_(peak).exp_(), peak
 
     def add(self, weights: Tensor, peak: Tensor, value: Tensor) -> None:
+        """Add the tokens that were weighed, by their values (H×t×d)."""
         total, mixed = weights.sum(-1, keepdim=True), torch.bmm(weights, value)
         if self.peak is None:
             self.peak, self.total, self.mixed = peak, total, mixed
@@ -135,7 +147,7 @@ def pass_layer(
     The first piece holds the cores: its keys and values serve every piece, and it ends the layer, when the cores have
     read all the others.
     """
-    width = weights.out.shape[0]
+    width = weights.out.shape[1]
 
     def project(name: str, matrix: Tensor, rows: Tensor, turn: Tensor | None = None) -> Tensor:
         """images×H×t×d, rotated where `turn` says how."""
@@ -147,7 +159,7 @@ def pass_layer(
     first_rows: Tensor | None = None
     for start, stop in pieces(tokens.count, cores, patches if tokens.images == 1 else tokens.count):
         rows, turn = tokens.load(start, stop), turns(start, stop)
-        normed = normalised(rows, weights.eps)
+        normed = normalised(rows, weights.eps, space)
         mark = "first " if start == 0 else ""  # the first piece is needed until the end
         if start == 0:
             first_rows, query = rows, project("first query", weights.query, normed, turn)
@@ -186,10 +198,11 @@ def pieces(count: int, cores: int, patches: int) -> Iterator[tuple[int, int]]:
     yield from zip([0, *ends], ends, strict=False)
 
 
-def normalised(rows: Tensor, eps: float) -> Tensor:
+def normalised(rows: Tensor, eps: float, space: Workspace) -> Tensor:
     """(x − mean)/deviation + 1: what folded weights take."""
-    ones = torch.ones(rows.shape[-1], device=rows.device)
-    return nn.functional.layer_norm(rows, (rows.shape[-1],), ones, ones, eps)
+    width = rows.shape[1]
+    ones = space.take("ones", width, fill=1.0)
+    return torch.layer_norm(rows, (width,), ones, ones, eps)
 
 
 def mix(
@@ -199,35 +212,33 @@ def mix(
     core_reads: list[Tensor] | None,  # H×C×d for each image: what the cores read, where the tokens begin with cores
     space: Workspace,
 ) -> Tensor:
-    """softmax(q kᵀ) v of the patches over the cores, with the cores' own results before them: (images·t)×D."""
+    """softmax(q kᵀ) v of the patches over the cores, the cores' own results before them, and 1: (images·t)×(D+1)."""
     images, heads, count, width = query.shape
-    mixed = space.take("mixed", images, count, heads, width)
+    rows = space.take_beside_one("mixed", images * count, heads * width)
+    mixed = rows[:, :-1].view(images, count, heads, width)
     for image in range(images):
         cores = 0
         if core_reads is not None:
             cores = core_reads[image].shape[1]
             mixed[image, :cores] = core_reads[image].transpose(0, 1)
-        logits = space.take("patch_logits", heads, count - cores, core_key.shape[-1])
+        logits = space.take("patch logits", heads, count - cores, core_key.shape[-1])
         torch.bmm(query[image, :, cores:], core_key[image], out=logits)
         torch.softmax(logits, -1, out=logits)
         torch.bmm(logits, core_value[image], out=mixed[image, cores:].transpose(0, 1))
-    return mixed.view(images * count, heads * width)
+    return rows
 
 
 def finish(weights: FoldedWeights, rows: Tensor, mixed: Tensor, space: Workspace) -> None:
     """Output projection and MLP, added to `rows` in place."""
-    rows.add_(weights.out_bias)
     torch.addmm(rows, mixed, weights.out, out=rows)
-    normed = normalised(rows, weights.eps)
-    shape = (len(rows), weights.up.shape[1])
+    normed = normalised(rows, weights.eps, space)
+    hidden = space.take_beside_one("hidden", len(rows), weights.up.shape[1])
+    inner = hidden[:, :-1]
     if weights.gate is None:
-        hidden = torch.mm(normed, weights.up, out=space.take("hidden", *shape))
-        hidden = torch.ops.aten.gelu_(hidden)
+        torch.ops.aten.gelu_(torch.mm(normed, weights.up, out=inner))
     else:
-        hidden = torch.mm(normed, weights.gate, out=space.take("hidden", *shape))
-        nn.functional.silu(hidden, inplace=True)
-        hidden.mul_(torch.mm(normed, weights.up, out=space.take("up", *shape)))
-    rows.add_(weights.down_bias)
+        nn.functional.silu(torch.mm(normed, weights.gate, out=inner), inplace=True)
+        inner.mul_(torch.mm(normed, weights.up, out=space.take("up", *inner.shape)))
     torch.addmm(rows, hidden, weights.down, out=rows)
 
 
@@ -281,12 +292,20 @@ def refuse_changed(model: Veca) -> None:
         raise InputError("this model's blocks have hooks or replaced layers; remove or merge them before streaming")
 
 
+def _layers(block: nn.Module) -> list[nn.Module]:
+    """The linear layers and norms of a block; this runs at every call, and `children` is slow."""
+    attention = block._modules["attn"]
+    assert attention is not None
+    both = (*attention._modules.values(), *block._modules.values())
+    return [layer for layer in both if layer is not None and layer is not attention]
+
+
 def _as_built(block: nn.Module) -> bool:
-    attention = block.attn
+    attention = block._modules["attn"]
     if type(attention) is not Attention or attention.dense:
         return False
-    layers = [layer for layer in (*attention.children(), *block.children()) if layer is not attention]
-    return all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers) and not any(
+    layers = _layers(block)
+    return all(type(layer) is nn.Linear or type(layer) is nn.LayerNorm for layer in layers) and not any(
         layer._forward_hooks or layer._forward_pre_hooks for layer in (block, attention, *layers)
     )
 
@@ -298,35 +317,27 @@ def folded(block: Block) -> FoldedWeights:
     """The block's folded weights, made anew when its parameters have changed.
 
     Versions tell of every change PyTorch records. Changes through `.data` it does not record: the first row of each
-    matrix is compared as well.
+    parameter is compared as well.
     """
-    attention, norm_attn = block.attn, block.norm_attn
-    tensors = [
-        tensor
-        for layer in (*attention.children(), *block.children())
-        if isinstance(layer, (nn.Linear, nn.LayerNorm))
-        for tensor in (layer.weight, layer.bias)
-    ]
+    tensors = [tensor for layer in _layers(block) for tensor in layer._parameters.values() if tensor is not None]
     stamp = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
     rows = torch.cat([tensor[0] if tensor.ndim > 1 else tensor for tensor in tensors])
     known = _folded.get(block)
     if known is not None and known[0] == stamp and torch.equal(known[1], rows):
         return known[2]
+    attention, norm = block.attn, block.norm_attn
     with torch.inference_mode(False), torch.no_grad():
-        scale = (attention.q_proj.weight.shape[0] // attention.heads) ** -0.5
         into = fold(block.fc1, block.norm_mlp)
         gate, up = into.chunk(2, dim=1) if block.gated else (None, into)
         weights = FoldedWeights(
-            query=fold(attention.q_proj, norm_attn, scale),
-            key=fold(attention.k_proj, norm_attn),
-            value=fold(attention.v_proj, norm_attn),
-            out=attention.out_proj.weight.detach().float().t(),
-            out_bias=attention.out_proj.bias.detach().float(),
+            query=fold(attention.q_proj, norm, (attention.q_proj.out_features // attention.heads) ** -0.5),
+            key=fold(attention.k_proj, norm),
+            value=fold(attention.v_proj, norm),
+            out=with_bias(attention.out_proj),
             gate=gate,
             up=up,
-            down=block.fc2.weight.detach().float().t(),
-            down_bias=block.fc2.bias.detach().float(),
-            eps=norm_attn.eps,
+            down=with_bias(block.fc2),
+            eps=norm.eps,
         )
     _folded[block] = (stamp, rows.clone(), weights)
     return weights
@@ -334,9 +345,15 @@ def folded(block: Block) -> FoldedWeights:
 
 def fold(linear: nn.Linear, norm: nn.LayerNorm, scale: float = 1.0) -> Tensor:
     """The D×out matrix M for which (n + 1) M = scale · linear(norm(x)), where n is x normalised, so that n·1 = 0."""
-    weight, bias, gain, shift = (
-        tensor.cpu().double() for tensor in (linear.weight, linear.bias, norm.weight, norm.bias)
-    )
+    weight, bias = linear.weight.cpu().double(), linear.bias.cpu().double()
+    gain, shift = norm.weight.cpu().double(), norm.bias.cpu().double()
     gained = weight * gain
     rest = weight @ shift + bias - gained.sum(1)  # what the all-ones direction still has to carry
     return ((gained + rest[:, None] / weight.shape[1]) * scale).float().to(linear.weight.device).t()
+
+
+def with_bias(linear: nn.Linear) -> Tensor:
+    """The weight and, as its last row, the bias: (in+1)×out."""
+    both = torch.zeros(linear.out_features, linear.in_features + PADDING, device=linear.weight.device)
+    both[:, : linear.in_features], both[:, linear.in_features] = linear.weight, linear.bias
+    return both[:, : linear.in_features + 1].t()
