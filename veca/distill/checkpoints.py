@@ -107,6 +107,8 @@ class Keeper:
         self.last = time.monotonic()
         if not self.active:
             return
+        step = self.progress["step"]
+        self.model.card |= {"steps": step, "views": step * self.constants["step_images"]}
         state = {
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
@@ -115,14 +117,14 @@ class Keeper:
             **self.constants,
         }
         try:
-            path = self.checkpoints.save(state, self.progress["step"])
+            path = self.checkpoints.save(state, step)
             if best:
                 self.checkpoints.mark_best(path)
                 self.model.save(self.out / "best")
         except OSError as error:
             kept = self.checkpoints.list()
             there = f"{kept[0].name} stays" if kept else "there is none before it"
-            line = f"the checkpoint of step {self.progress['step']} cannot be written ({error.strerror}); {there}"
+            line = f"the checkpoint of step {step} cannot be written ({error.strerror}); {there}"
             if final:
                 raise InputError(f"{line}: make room and run the same command again") from error
             self.warn(f"{line}; trying again later")

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from veca.distill.cache import fingerprint, prepare_cache
+from veca.distill.card import run_card
 from veca.distill.checkpoints import Checkpoints, Keeper
 from veca.distill.data import Batch, Key, Plan, Views, collate, loader
 from veca.distill.losses import Loss
@@ -65,6 +66,7 @@ def train(settings: Settings) -> Path:
     checkpoints = Checkpoints(out / "checkpoints")
     saved = checkpoints.load_last(ranks.say)
     model, report = build_student(settings, teacher)
+    model.card = run_card(settings, teacher, images, identity["teacher weights"])
     model.to(device).train()
     model.set_grad_checkpointing(settings.activation_checkpointing)
     shares = split_parameters(model, report.copied, settings.matrices)

@@ -1,0 +1,62 @@
+"""The card that a run gives its model: whose features it learned, from which images, how, and under which licence.
+
+Only what the run knows is written. Files rarely state licences in a form that a program can trust, so
+`veca distill --bundle` takes a person's words for those.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from veca.distill.settings import Settings
+from veca.distill.sources import Images
+from veca.teachers import Teacher
+
+
+def run_card(settings: Settings, teacher: Teacher, images: Images, weights: str) -> dict[str, Any]:
+    """`weights` is the fingerprint of the teacher's; steps and views are added with every save."""
+    licence = stated_licence(Path(settings.teacher))
+    name = Path(settings.teacher).name if Path(settings.teacher).exists() else settings.teacher
+    sources = [Path(part.root).name for part in images.parts]
+    shown = sources if len(sources) < 4 else [sources[0], "…", sources[-1]]
+    card: dict[str, Any] = {
+        "teacher": f"{name} ({teacher.kind}, {teacher.depth} layers of {teacher.width}, patch {teacher.patch_size})",
+        "teacher_weights": weights,
+        "data": f"{len(images):,} images ({', '.join(shown)})",
+        "recipe": recipe_words(settings),
+        "date": date.today().isoformat(),
+    }
+    if licence:
+        card |= {"teacher_licence": licence, "licence": licence}  # what was learned from it is under its terms
+    return card
+
+
+def recipe_words(settings: Settings) -> str:
+    """The recipe and what a reader wants to know of it first; settings.json has the rest."""
+    resolutions = "/".join(f"{size}²" for size in settings.all_resolutions)
+    words = [
+        f"{type(settings).__name__.lower()} from {settings.init}",
+        f"batch {settings.batch * settings.accumulate}",
+        f"{resolutions} crops",
+        f"budgets {settings.budgets[0]} to {settings.budgets[-1]}",
+        f"rate {settings.lr:g} → {settings.min_lr:g}",
+        "NorMuon and AdamW" if settings.matrices == "normuon" else "AdamW",
+    ]
+    if settings.forcing:
+        words.append(f"forced for {settings.forcing:.0%}")
+    if settings.hints:
+        words.append(f"hints {settings.hints:g} until {settings.hints_until:.0%}")
+    return ", ".join(words)
+
+
+def stated_licence(teacher: Path) -> str | None:
+    """The `license:` in the header of the teacher's README.md, as the hub writes it."""
+    readme = teacher / "README.md"
+    if not readme.is_file():
+        return None
+    header = re.match(r"---\n(.*?)\n---\n", readme.read_text(encoding="utf-8", errors="replace"), flags=re.DOTALL)
+    found = re.search(r"^license:\s*([\w.+-]+)\s*$", header[1], flags=re.MULTILINE) if header else None
+    return found[1] if found else None
