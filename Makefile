@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types wheel clean
+.PHONY: demo test lint types docs results wheel release clean
 
 demo: $(VENV)/.installed
 	$(BIN)/veca demo --out demo
@@ -18,8 +18,20 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
+# The site of docs/ in site/; a broken link or anchor is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Everything behind docs/results.md and docs/performance.md; what is done already is not done again.
+# QUICK=1: a small version of every step, in under ten minutes, that leaves the pages alone.
+results: $(VENV)/.installed
+	$(BIN)/python docs/reproduce.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
 wheel: $(VENV)/.installed
 	$(BIN)/python -m build --wheel --outdir dist .
+
+release: $(VENV)/.installed
+	$(BIN)/python tools/release.py
 
 # The constraints file names the CPU build of torch: a plain `torch` would pull gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -28,4 +40,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo
+	rm -rf $(VENV) build dist site *.egg-info demo
