@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),
     "probe": ("veca.probes.command", "main", "judge backbones by linear probes"),
     "bench": ("veca.bench.command", "main", "measure FLOPs, latency and memory"),
-    "import": ("veca.weights", "main_import", "turn an authors' checkpoint into a model folder"),
+    "import": ("veca.importing", "main", "turn an authors' checkpoint, or a DINOv2 or DINOv3, into a model folder"),
     "export": ("veca.export", "main", "write an ONNX file"),
     "serve": ("veca.serve.command", "main", "serve features over HTTP"),
     "demo": ("veca.demo", "main", "features of a few bundled photographs, as one picture"),

@@ -137,7 +137,7 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     """(width, height) of the upright image, from the header: nothing is decoded, so no limit applies."""
     try:
         with open(path, "rb") as file:
-            image = _open(file, str(path))
+            image = open_header(file, str(path))
             turned = _turn(image) in _SIDEWAYS and image.format != "TIFF"  # whose size Pillow has turned already
             return (image.height, image.width) if turned else image.size
     except OSError as error:
@@ -145,10 +145,11 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def _read(file: Any, name: str, max_pixels: int | None) -> Image.Image:
-    return _decode(_open(file, name), name, max_pixels)
+    return _decode(open_header(file, name), name, max_pixels)
 
 
-def _open(file: Any, name: str) -> Image.Image:
+def open_header(file: Any, name: str) -> Image.Image:
+    """An image of which only the header was read: its size is known, and nothing is decoded yet."""
     try:
         with _no_pillow_limit():
             return Image.open(file, formats=FORMATS)

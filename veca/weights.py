@@ -6,17 +6,14 @@ the configuration and carries a checksum per tensor, so the two files can never 
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -206,24 +203,3 @@ def checksum(tensor: Tensor) -> int:
 def one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
-
-
-@dataclass
-class Import:
-    """Turn a checkpoint of the paper's authors into a model folder that veca.load and transformers read.
-
-    Example: veca import veca_base_q64.pt models/veca-base
-    """
-
-    checkpoint: tyro.conf.Positional[Path]
-    """the authors' .pt file"""
-    out: tyro.conf.Positional[Path]
-    """the folder to write"""
-
-
-def main_import(arguments: list[str]) -> None:
-    settings = tyro.cli(Import, args=arguments, prog="veca import", description=inspect.getdoc(Import))
-    model = load(settings.checkpoint)
-    model.save(settings.out)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{settings.out}: {parameters:,} parameters, {model.config.depth} layers of {model.config.width}")

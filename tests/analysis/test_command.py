@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veca.analysis.backbones import Backbone, Photo, load_backbone
+from veca.analysis.photos import Photo
+from veca.backbones import Backbone, load_backbone
 from veca.cli import main
 from veca.teachers import Teacher
 

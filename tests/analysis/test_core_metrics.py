@@ -13,8 +13,9 @@ from PIL import Image
 
 from veca import InputError
 from veca.analysis import core_metrics as measure
-from veca.analysis.backbones import Backbone, Photo
 from veca.analysis.metrics import find_examples, mean_of, measure_models, patch_labels, summary
+from veca.analysis.photos import Photo
+from veca.backbones import Backbone
 
 from .conftest import SMALL, lively
 

@@ -12,8 +12,9 @@ from PIL import Image
 
 from veca import InputError
 from veca.analysis import core_figures, figures
-from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
 from veca.analysis.contributions import contributions
+from veca.analysis.photos import Photo, features, photo_tensor
+from veca.backbones import Backbone
 from veca.model import Veca
 
 from .conftest import SMALL, lively

@@ -6,8 +6,8 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
-from veca.analysis.backbones import Features
 from veca.analysis.figures import joint_colours, resample
+from veca.analysis.photos import Features
 from veca.analysis.projection import Pca, align, colours, oklab_to_rgb, project, unit
 
 

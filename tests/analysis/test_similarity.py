@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from veca import InputError
-from veca.analysis.backbones import Backbone, Features, Photo
 from veca.analysis.figures import similarity_figure
+from veca.analysis.photos import Features, Photo
 from veca.analysis.similarity import cosine_map, patch_at, patch_centre, typical_patches
+from veca.backbones import Backbone
 
 
 def test_planted_angles_are_found() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from veca.analysis.backbones import Backbone, Photo
+from veca.analysis.photos import Photo
+from veca.backbones import Backbone
 from veca.config import VecaConfig
 from veca.model import Veca
 

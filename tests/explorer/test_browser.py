@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
 from veca.analysis.contributions import contributions
+from veca.analysis.photos import Photo, features, photo_tensor
+from veca.backbones import Backbone
 from veca.explorer import build_page
 from veca.teachers import load_teacher
 

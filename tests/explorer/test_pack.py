@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from veca import InputError
-from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
 from veca.analysis.contributions import contributions
+from veca.analysis.photos import Photo, features, photo_tensor
+from veca.backbones import Backbone
 from veca.explorer import build_page
 from veca.explorer.pack import LEVELS, Blob, basis, quantised, shares, unpack
 

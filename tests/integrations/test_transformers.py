@@ -25,7 +25,7 @@ from transformers import (
 
 import veca
 import veca.integrations.transformers as integration
-from veca.probes.backbones import weights_digest
+from veca.backbones import weights_digest
 from veca.probes.depth import metres
 from veca.probes.heads import Head
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from veca.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.errors import InputError
 from veca.model import create_model
 from veca.probes import features
-from veca.probes.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.probes.features import Cache, Extractor, LiveFeatures
 from veca.probes.views import View, centre_view
 
@@ -136,5 +136,5 @@ def test_budgets_and_sizes_follow_the_model(backbone: Backbone) -> None:
     with pytest.raises(InputError, match="--cores 65: random:veca_tiny has budgets from 1 to 64"):
         backbone.budgets((65,))
     assert [backbone.pixels(size) for size in (1, 250, 256)] == [16, 256, 256]
-    dense = Backbone("control", create_model("veca_tiny", attention="dense"), torch.device("cpu"))
+    dense = Backbone("control", create_model("veca_tiny", attention="dense"))
     assert dense.budgets((8, 64)) == (None,)

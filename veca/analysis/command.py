@@ -15,8 +15,9 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from veca.analysis.backbones import Backbone, Photo, load_backbone, open_photo
 from veca.analysis.drawing import Picture
+from veca.analysis.photos import Photo, open_photo
+from veca.backbones import Backbone, load_backbone
 from veca.errors import InputError
 from veca.files import write_json, write_text
 

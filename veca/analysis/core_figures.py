@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from veca.analysis.backbones import Backbone, Photo, features, photo_tensor, pixels
 from veca.analysis.contributions import contributions
 from veca.analysis.drawing import GAP, MAP, QUIET, Picture, Sheet
 from veca.analysis.figures import limits
+from veca.analysis.photos import Photo, features, photo_tensor, pixels
 from veca.analysis.projection import Method, colours, project
 from veca.analysis.similarity import cosine_map
+from veca.backbones import Backbone
 from veca.errors import InputError, require
 from veca.model import Veca
 

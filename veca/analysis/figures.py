@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from veca.analysis.backbones import Backbone, Features, Photo, features, photo_tensor, pixels
 from veca.analysis.drawing import MAP, Picture, Sheet, mark, overlay
+from veca.analysis.photos import Features, Photo, features, photo_tensor, pixels
 from veca.analysis.projection import Method, align, colours, project, unit
 from veca.analysis.similarity import cosine_map, patch_at, patch_centre, typical_patches
+from veca.backbones import Backbone
 from veca.errors import InputError
 
 

@@ -17,9 +17,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from veca.analysis import core_metrics as measure
-from veca.analysis.backbones import Backbone, Photo, features, open_photo, photo_tensor
 from veca.analysis.contributions import contributions
 from veca.analysis.core_figures import usable_budgets
+from veca.analysis.photos import Photo, features, open_photo, photo_tensor
+from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.images import SUFFIXES
 from veca.model import Veca

@@ -13,8 +13,9 @@ from typing import Any
 from PIL import Image
 
 from veca._version import __version__
-from veca.analysis.backbones import Backbone, Photo, open_photo
 from veca.analysis.core_figures import usable_budgets
+from veca.analysis.photos import Photo, open_photo
+from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.explorer.pack import LEVELS, Blob
 from veca.explorer.panes import look, pack_views, reduced

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veca.analysis.backbones import Backbone, Photo, features, photo_tensor
 from veca.analysis.contributions import contributions
+from veca.analysis.photos import Photo, features, photo_tensor
 from veca.analysis.projection import Array, Pca, align, colours
+from veca.backbones import Backbone
 from veca.explorer.pack import LAST, OTHERS, Blob, Precision, basis, low_cosine, quantised, shares
 from veca.model import Veca
 

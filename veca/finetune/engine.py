@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from veca.backbones import weights_digest
 from veca.distill.checkpoints import Checkpoints
 from veca.distill.ranks import StopSignal, choose_device, fast_bfloat16
 from veca.distill.records import METRICS, keep_until
@@ -29,7 +30,6 @@ from veca.finetune.settings import CHANGEABLE, Common
 from veca.finetune.tasks import Task
 from veca.model import Veca
 from veca.optim import set_rate
-from veca.probes.backbones import weights_digest
 from veca.probes.heads import Head
 from veca.probes.run import head_about
 from veca.probes.tables import Row, Table, merge_seeds

@@ -16,7 +16,7 @@ import tyro
 
 from veca.errors import InputError
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
-from veca.probes.settings import Classify, Common, DepthProbe, Knn, Predict, Score, Segment
+from veca.probes.settings import Classify, Common, DepthProbe, Fidelity, Knn, Predict, Score, Segment
 
 USAGE = """usage: veca probe TASK [arguments]
 
@@ -26,6 +26,7 @@ Linear probes of frozen backbones: any VECA weights, any transformers vision mod
   knn       nearest neighbours of the global feature; the same data
   segment   a linear head on every patch; images and index masks
   depth     a linear head on every patch; images and 16-bit depth
+  teacher   cosine to the teacher a model learned from; photos without labels
   predict   use a trained head on photos
   score     a classification head on other labels of its classes (ImageNetV2, ReaL)
 
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"no probe is called {name!r}; there are {', '.join(TASKS)}")
     settings, act = TASKS[name]
     chosen = tyro.cli(settings, args=rest, prog=f"veca probe {name}")
-    if isinstance(chosen, Common):
+    if isinstance(chosen, Common | Fidelity):
         chosen.command = shlex.join(["veca", "probe", *arguments])
     act(chosen)
     return 0
@@ -109,9 +110,17 @@ def depth(settings: DepthProbe) -> None:
     _show(table, settings.out)
 
 
+def teacher(settings: Fidelity) -> None:
+    from veca.probes.fidelity import fidelity
+
+    table = fidelity(settings, _keep(settings.out))
+    print(table.text())
+    print(f"\nwritten to {settings.out}: results.json, results.csv, fidelity.png")
+
+
 def predict(settings: Predict) -> None:
+    from veca.backbones import pick_device
     from veca.probes import predict
-    from veca.probes.backbones import pick_device
     from veca.probes.heads import Head
     from veca.probes.run import load_for
 
@@ -121,7 +130,7 @@ def predict(settings: Predict) -> None:
 
 
 def score(settings: Score) -> None:
-    from veca.probes.backbones import pick_device
+    from veca.backbones import pick_device
     from veca.probes.features import Cache
     from veca.probes.heads import Head
     from veca.probes.run import score_head
@@ -137,6 +146,7 @@ TASKS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "knn": (Knn, knn),
     "segment": (Segment, segment),
     "depth": (DepthProbe, depth),
+    "teacher": (Fidelity, teacher),
     "predict": (Predict, predict),
     "score": (Score, score),
 }
@@ -177,7 +187,7 @@ def depth_labels(settings: Any) -> DepthPreset:
 
 
 def _grid(settings: Any) -> Any:
-    from veca.probes.backbones import pick_device
+    from veca.backbones import pick_device
     from veca.probes.features import Cache
     from veca.probes.run import Grid
 
@@ -190,18 +200,9 @@ def _prepare(table: Any, settings: Any, dataset: str) -> None:
     """What can fail before the long work: the paper's numbers. What results.json should tell: the settings."""
     from veca.probes.paper import paper_rows
 
-    left_out = ("cache", "cache_gb", "out", "command")
-    table.command = settings.command
-    table.settings = {name: _plain(value) for name, value in vars(settings).items() if name not in left_out}
+    table.note(settings)
     if settings.against:
         table.paper = paper_rows(table.task, dataset)
-
-
-def _plain(value: Any) -> Any:
-    """Paths as text, so that JSON can hold them."""
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _keep(out: Path) -> Callable[[Any], None]:

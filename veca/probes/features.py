@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.files import file_digest, whole_file
-from veca.probes.backbones import Backbone
 from veca.probes.progress import progress
 from veca.probes.views import View
 

@@ -12,9 +12,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.files import whole_file, write_json
-from veca.probes.backbones import Backbone
 from veca.probes.dense import stitch
 from veca.probes.depth import metres
 from veca.probes.heads import Head

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veca.backbones import Backbone, load_backbone, short_names
 from veca.errors import InputError
 from veca.probes import classify, dense, knn, metrics
-from veca.probes.backbones import Backbone, load_backbone, short_names
 from veca.probes.data import ClassData, Example, read_examples
 from veca.probes.depth import Depth
 from veca.probes.features import Cache, Extractor, Features, LiveFeatures

@@ -157,6 +157,39 @@ class DepthProbe(Dense):
 
 
 @dataclass
+class Fidelity:
+    """How close models are to the teacher whose features they learned: cosines on photos they never saw.
+
+    Of the global feature and of the patches; raw, and standardised (both sides seen through the teacher's mean and
+    deviation per channel over these photos at this size: what remains when the part that all photos share is taken
+    away). `constant` is what the best constant answer would reach for the standardised patches.
+
+    Examples:
+      veca probe teacher --data photos-006.tar --teacher teacher/ --model veca-s14 --out fidelity/
+      veca import teacher/ models/start && veca probe teacher --data photos-006.tar --teacher teacher/ \\
+          --model models/start --model veca-s14 --cores 8,64 --size 196,448 --images 64
+    """
+
+    data: Annotated[Path, tyro.conf.arg(metavar="PHOTOS")]
+    """photos: a folder, a tar shard or a .txt list"""
+    teacher: Annotated[str, tyro.conf.arg(metavar="TEACHER")]
+    """a transformers vision model: a hub id or a folder"""
+    model: Models = ()
+    """a model to compare with it, again for each: what veca.load takes, or random:veca_small"""
+    cores: Numbers = (8, 16, 24, 32, 40, 48, 56, 64)
+    """budgets"""
+    size: Numbers = (196, 252, 336, 448)
+    """sides of the centre crop, rounded to whole patches"""
+    images: int = 128
+    """how many of the photos, evenly spread"""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("fidelity")
+    """folder for results.json, results.csv and fidelity.png"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps"""
+    command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
+
+
+@dataclass
 class Predict:
     """Use a trained head: class names and scores, a coloured mask over the photo, or a depth map as a picture.
 

@@ -38,6 +38,11 @@ class Row:
         """Sample standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.values[metric]) if len(self.values[metric]) > 1 else 0.0
 
+    def shown(self, metric: str) -> str:
+        """Mean ± deviation; of a single value nothing is known about its spread."""
+        spread = f" ± {self.deviation(metric):.4f}" if len(self.values[metric]) > 1 else ""
+        return f"{self.mean(metric):.4f}{spread}"
+
 
 @dataclass
 class Table:
@@ -50,6 +55,13 @@ class Table:
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     paper: Sequence[PaperRow] = ()
+    shares: bool = True  # whether to show what each row keeps of the first model's score
+
+    def note(self, chosen: Any) -> None:
+        """What results.json should tell of the command line."""
+        left_out = ("cache", "cache_gb", "out", "command")
+        self.command = chosen.command
+        self.settings = {name: _plain(value) for name, value in vars(chosen).items() if name not in left_out}
 
     def share(self, row: Row) -> float | None:
         """What the row keeps of the first model's score at the same size (at that model's largest budget).
@@ -57,7 +69,7 @@ class Table:
         Where lower is better, the share is the first model's error over this one's.
         """
         same = [other for other in self.rows if other.source == self.rows[0].source and other.size == row.size]
-        if not same:
+        if not same or not self.shares:
             return None
         first = max(same, key=lambda other: other.cores or 0).mean(self.main)
         over, under = (first, row.mean(self.main)) if self.better == "lower" else (row.mean(self.main), first)
@@ -69,19 +81,17 @@ class Table:
     def text(self) -> str:
         """The table as aligned text."""
         metrics = self.metrics()
-        lines = [["model", "cores", "size", *metrics, f"of first ({self.main})"]]
+        lines = [["model", "cores", "size", *metrics, *([f"of first ({self.main})"] if self.shares else [])]]
         for row in self.rows:
-            scores = [
-                f"{row.mean(metric):.4f} ± {row.deviation(metric):.4f}" if metric in row.values else "–"
-                for metric in metrics
-            ]
+            scores = [row.shown(metric) if metric in row.values else "–" for metric in metrics]
             share = self.share(row)
-            lines.append(
-                [row.model, str(row.cores or "–"), str(row.pixels), *scores, "–" if share is None else f"{share:.1%}"]
-            )
+            kept = ["–" if share is None else f"{share:.1%}"] if self.shares else []
+            lines.append([row.model, str(row.cores or "–"), str(row.pixels), *scores, *kept])
         for known in self.paper:
             scores = [f"{known.value:.4f}" if metric == known.metric else "" for metric in metrics]
-            lines.append([f"paper: {known.model}", str(known.cores or "–"), "", *scores, ""])
+            lines.append(
+                [f"paper: {known.model}", str(known.cores or "–"), "", *scores, *([""] if self.shares else [])]
+            )
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         texts = [
             "  ".join(
@@ -144,6 +154,13 @@ class Table:
     def write(self, folder: Path) -> None:
         write_json(folder / "results.json", self.json())
         write_text(folder / "results.csv", self.csv())
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, so that JSON can hold them."""
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def merge_seeds(scores: Sequence[dict[str, Any]]) -> tuple[dict[str, list[float]], list[float | None]]:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from veca.errors import InputError
-from veca.images import _open, grid_size, open_image, resize_to_patches
+from veca.images import grid_size, open_header, open_image, resize_to_patches
 from veca.serve.problems import Problem
 
 
@@ -45,7 +45,7 @@ class Decoder:
 
     def check(self, body: bytes, size: int, name: str) -> None:
         try:
-            header = _open(io.BytesIO(body), name)
+            header = open_header(io.BytesIO(body), name)
         except InputError as error:
             raise Problem(415, "not_an_image", str(error)) from None
         width, height = header.size

@@ -181,7 +181,8 @@ class Service:
             self.pages -= 1
 
     def _build_page(self, photo: Image.Image, size: int) -> str:
-        from veca.analysis.backbones import Backbone, Photo
+        from veca.analysis.photos import Photo
+        from veca.backbones import Backbone
         from veca.explorer import build_page
 
         budgets = sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from veca.backbones import load_backbone
 from veca.errors import InputError
 from veca.integrations.transformers.heads import (
     VecaForDepthEstimation,
@@ -15,7 +16,6 @@ from veca.integrations.transformers.heads import (
 )
 from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
-from veca.probes.backbones import load_backbone
 from veca.probes.heads import Head
 from veca.probes.views import RESIZE
 

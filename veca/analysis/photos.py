@@ -1,8 +1,7 @@
-"""One way to ask any backbone, ours or a `transformers` teacher, for the features of a photo."""
+"""Photos with names, and the features that any backbone, ours or a `transformers` teacher, gives of them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,29 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from veca.backbones import Backbone, Model
 from veca.errors import InputError
 from veca.images import Source, grid_size, open_image, resize_to_patches, to_tensor
-from veca.model import Veca
-from veca.teachers import Teacher, load_teacher
-from veca.weights import load
-
-Model = Veca | Teacher
-
-
-class Backbone(NamedTuple):
-    name: str  # what pictures call it
-    model: Model
-
-    @property
-    def veca(self) -> Veca:
-        """The model, where a figure is about cores."""
-        if isinstance(self.model, Veca):
-            return self.model
-        raise InputError(f"{self.name} has no cores: give this figure a VECA model (--model)")
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
 
 class Photo(NamedTuple):
@@ -49,25 +28,6 @@ class Features(NamedTuple):
     cls: Tensor  # D′, float32 on the CPU
     patches: Tensor  # N×D′
     grid: tuple[int, int]
-
-
-def load_backbone(source: str, device: str = "cpu") -> Backbone:
-    """A VECA model by any name `veca.load` takes, or a folder or hub id of a `transformers` vision model."""
-    name = Path(source).name or source
-    config = Path(source) / "config.json"
-    if config.is_file():
-        try:
-            kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-        except (ValueError, AttributeError) as error:
-            raise InputError(f"{config} is not readable JSON: {error}") from error
-        if kind != "veca":
-            return Backbone(name, load_teacher(source, device))
-    try:
-        return Backbone(name, load(source, device=device))
-    except InputError:
-        if Path(source).exists() or source.count("/") != 1:
-            raise
-        return Backbone(name, load_teacher(source, device))  # a hub id of another kind of model
 
 
 def open_photo(source: Source, name: str | None = None, max_pixels: int = 2**28) -> Photo:
@@ -88,10 +48,9 @@ def photo_tensor(photo: Photo, model: Model, size: int, device: torch.device) ->
 @torch.inference_mode()
 def features(backbone: Backbone, photo: Photo, size: int, cores: int | None = None) -> Features:
     """Global and dense features of one photo; `cores` is the budget (a teacher has none)."""
-    model = backbone.model
-    images, grid = photo_tensor(photo, model, size, backbone.device)
-    out = model(images, cores=cores) if isinstance(model, Veca) else model(images, grid)
-    return Features(out.cls[0].float().cpu(), out.patches[0].float().cpu(), grid)
+    images, grid = photo_tensor(photo, backbone.model, size, backbone.device)
+    whole, patches = backbone(images, cores)
+    return Features(whole[0].cpu(), patches[0].cpu(), grid)
 
 
 def pixels(photo: Photo, longest: int = 900) -> np.ndarray:  # H×W×3 uint8

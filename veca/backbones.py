@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,18 +25,45 @@ from veca.weights import bundled_models, load
 RANDOM = "random:"
 
 
-class Backbone:
-    """A frozen model that gives a global feature and one feature a patch."""
+Model = Veca | Teacher
 
-    def __init__(self, source: str, model: Veca | Teacher, device: torch.device) -> None:
-        self.source = source
-        self.name = source  # what a table calls it
-        self.model = model.to(device).eval().requires_grad_(False)
-        self.device = device
-        self.patch_size = model.patch_size
-        self.width = model.config.feature_width if isinstance(model, Veca) else model.width
-        self.bank = model.config.bank if isinstance(model, Veca) and model.config.attention == "core" else 0
-        self.digest = weights_digest(model)
+
+@dataclass(eq=False)
+class Backbone:
+    """A model that gives a global feature and one feature a patch."""
+
+    name: str  # what tables and pictures call it
+    model: Model
+    source: str = ""  # what it was loaded from
+
+    @property
+    def veca(self) -> Veca:
+        """The model, where a figure is about cores."""
+        if isinstance(self.model, Veca):
+            return self.model
+        raise InputError(f"{self.name} has no cores: give this figure a VECA model (--model)")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def patch_size(self) -> int:
+        return self.model.patch_size
+
+    @property
+    def width(self) -> int:
+        return self.model.config.feature_width if isinstance(self.model, Veca) else self.model.width
+
+    @property
+    def bank(self) -> int:
+        """How many cores there are to choose from; 0 for a model without budgets."""
+        model = self.model
+        return model.config.bank if isinstance(model, Veca) and model.config.attention == "core" else 0
+
+    @cached_property
+    def digest(self) -> str:
+        return weights_digest(self.model)
 
     def budgets(self, cores: tuple[int, ...]) -> tuple[int | None, ...]:
         """Which of the budgets asked for apply; None stands for a model that has no choice of budget."""
@@ -50,7 +79,7 @@ class Backbone:
         return max(1, round(size / self.patch_size)) * self.patch_size
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor, cores: int | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Tensor, cores: int | None = None) -> tuple[Tensor, Tensor]:
         """images: B×3×H×W → global feature B×D, patch features B×N×D in row-major grid order."""
         images = images.to(self.device)
         if isinstance(self.model, Veca):
@@ -62,19 +91,21 @@ class Backbone:
 
 
 def load_backbone(source: str, device: str | torch.device = "cpu") -> Backbone:
-    device = torch.device(device)
+    """A frozen model in evaluation mode, by any of the names at the top of this file."""
     if source.startswith(RANDOM):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return Backbone(source, create_model(source.removeprefix(RANDOM)), device)
-    return Backbone(source, load(source) if is_veca(source) else load_teacher(source), device)
+            model: Model = create_model(source.removeprefix(RANDOM))
+    else:
+        model = load(source) if is_veca(source) else load_teacher(source)
+    return Backbone(Path(source).name or source, model.to(device).eval().requires_grad_(False), source)
 
 
 def is_veca(source: str) -> bool:
     """Whether `veca.load` should read it: everything that does not say it is another kind of model."""
     path = Path(source).expanduser()
-    if source in bundled_models() or path.is_file():
-        return True
+    if source in bundled_models() or path.is_file() or not (path.exists() or "/" in source):
+        return True  # the last is a name that nobody knows: `veca.load` lists those it knows
     config = path / "config.json" if path.is_dir() else _hub_config(source)
     if config is None or not config.is_file():
         return path.is_dir()  # weights without a config can only be ours; an unknown hub id is left to transformers
