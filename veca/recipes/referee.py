@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from veca.distill.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referee(Settings):
+    r"""One arm of the referee's experiment: is patch-to-patch attention missed, all else being equal (docs/referee.md)?
+
+    trains    veca_tiny (--attention core) or its twin in which every token reads every token (--attention dense), from
+              fresh weights, at 128² crops; the same --seed gives both the same weights, images, order and budgets
+    on        6,144 photographs, two augmented views each, any teacher, whose features are computed once for all arms
+    for       20,480 views: 640 steps of 32
+    hardware  two CPU cores, about a quarter of an hour an arm and ten minutes for the teacher
+    expects   docs/referee.md; `python -m veca.experiments.referee` runs all arms and what follows
+
+    veca distill referee --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ \
+        --cache-teacher cache/referee --attention dense --seed 1 --out runs/referee/dense-1
+    """
+
+    student: str = "veca_tiny"
+    init: str = "fresh"
+    steps: int = 640
+    warmup_steps: int = 40
+    batch: int = 32
+    matrices: Literal["normuon", "adamw"] = "adamw"
+    lr: float = 1e-3
+    min_lr: float = 1e-5
+    clip: float = 1.0
+    resolutions: tuple[int, ...] = (128,)
+    standardise: bool = True
+    views: int = 2
+    val_every: int = 64
+    val_images: int = 256
+    val_budgets: tuple[int, ...] = (8, 64)
+    checkpoint_minutes: float = 3
