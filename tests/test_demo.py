@@ -21,8 +21,8 @@ def test_demo(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    if not veca.bundled_models():
-        assert "Weights: random" in done.stdout
+    expected = "Weights: veca-s14, trained" if "veca-s14" in veca.bundled_models() else "Weights: random"
+    assert expected in done.stdout
     with Image.open(tmp_path / "features.png") as picture:
         assert min(picture.size) > 800
     about = json.loads((tmp_path / "demo.json").read_text())

@@ -25,6 +25,7 @@ from veca.weights import bundled_models, load
 
 PHOTOS = {"astronaut": "astronaut.png", "cat": "chelsea.png", "coffee": "coffee.png", "rocket": "rocket.jpg"}
 BUDGETS = (8, 64)
+MODEL = "veca-s14"
 
 
 @dataclass
@@ -81,9 +82,8 @@ def main(arguments: list[str]) -> None:
 
 def demo_model() -> tuple[Veca, str]:
     """Trained weights where the package carries some; otherwise random ones, and it says so."""
-    if names := bundled_models():
-        model = load(names[0])
-        return model, f"{names[0]}, trained; teacher: {model.card.get('teacher', 'see its card')}"
+    if MODEL in bundled_models():
+        return load(MODEL), f"{MODEL}, trained (veca info {MODEL} says from what)"
     torch.manual_seed(0)
     return create_model("veca_small").eval(), "random (veca_small): this build carries no trained weights"
 

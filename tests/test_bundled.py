@@ -1,0 +1,102 @@
+"""The weights that ship: they load, say where they come from, give the stored features, and match their teacher."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from bundled_features import STORED, compute
+from safetensors.torch import load_file
+
+import veca
+from veca.cli import main
+from veca.weights import BUNDLED
+
+ROOT = Path(__file__).parents[1]
+FOLDER = BUNDLED / "veca-s14"
+CLAIMS = ROOT / "docs/runs/veca-s14/fidelity/results.json"  # `veca probe teacher`, what docs/results.md shows
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="veca-s14 is not bundled yet")
+
+
+def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "veca-s14" in veca.bundled_models()
+    model = veca.load("veca-s14")
+    config = model.config
+    assert (config.width, config.depth, config.patch_size, config.bank) == (384, 12, 14, 64)
+    assert config.attention == "core"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(FOLDER / "model.safetensors").values()} == {torch.float16}
+    assert (FOLDER / "model.safetensors").stat().st_size < 46e6
+    assert "Depth-Anything-V2-Small" in model.card["teacher"]
+    assert "PASCAL VOC" in model.card["data"]
+    assert model.card["licence"] == "Apache-2.0"
+    assert model.card["views"] >= 100_000
+    assert main(["info", "veca-s14"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("Depth-Anything-V2-Small", "PASCAL VOC", "Apache-2.0"):
+        assert words in shown
+        assert words in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_features_of_two_photographs_are_the_stored_ones() -> None:
+    stored, found = load_file(STORED), compute(veca.load("veca-s14"))
+    assert stored.keys() == found.keys()
+    assert len(stored) == 8
+    for name, value in stored.items():
+        assert value.std() > 0.1
+        torch.testing.assert_close(found[name], value, atol=1e-3, rtol=0)
+
+
+def test_as_close_to_the_teacher_as_the_docs_say(shared: Path, tmp_path: Path) -> None:
+    claims = {
+        (row["pixels"], row["cores"]): row["metrics"]["dense_cosine"]["mean"]
+        for row in json.loads(CLAIMS.read_text(encoding="utf-8"))["rows"]
+        if row["model"] == "veca-s14"
+    }
+    assert main(["probe", "teacher", "--data", str(shared / "data/photos/photos-006.tar"), "--model", "veca-s14",
+                 "--teacher", str(shared / "teacher/dav2-small-encoder"), "--images", "64", "--cores", "8,64",
+                 "--size", "196", "--out", str(tmp_path), "--device", "cpu"]) == 0  # fmt: skip
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["cores"] for row in rows] == [8, 64]
+    few, many = (row["metrics"]["dense_cosine"]["mean"] for row in rows)
+    assert few >= claims[196, 8] - 0.01
+    assert many >= claims[196, 64] - 0.01
+    assert many > few > rows[0]["metrics"]["constant"]["mean"]
+
+
+def test_the_wheel_and_the_source_archive_hold_the_same_bytes(
+    wheel: Path, run: Callable[..., str], tmp_path: Path
+) -> None:
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, ROOT)
+    (archive,) = tmp_path.glob("veca-*.tar.gz")
+    with zipfile.ZipFile(wheel) as built, tarfile.open(archive) as source:
+        for path in sorted(FOLDER.iterdir()):
+            name, digest = path.relative_to(ROOT).as_posix(), hashlib.sha256(path.read_bytes()).digest()
+            assert hashlib.sha256(built.read(name)).digest() == digest
+            member = source.extractfile(f"{archive.name.removesuffix('.tar.gz')}/{name}")
+            assert member is not None
+            assert hashlib.sha256(member.read()).digest() == digest
+
+
+def test_the_wheel_loads_them_offline(
+    empty_environment: Path, run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    script = (
+        "import torch, veca\n"
+        "model = veca.load('veca-s14')\n"
+        "print(veca.__file__)\n"
+        "print(model.card['licence'], tuple(model(torch.zeros(1, 3, 28, 42), cores=8).patches.shape))\n"
+    )
+    where, said = run(empty_environment / "bin/python", "-c", script, cwd=tmp_path).splitlines()
+    assert Path(where).is_relative_to(empty_environment)
+    assert said == "Apache-2.0 (1, 6, 384)"
