@@ -107,7 +107,7 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             *lines,
             "",
-            "```sh",
+            "```text",
             results["command"],
             "```",
         ]

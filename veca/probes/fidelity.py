@@ -126,6 +126,7 @@ def draw(table: Table, path: Path) -> None:
             axes.set_title(f"{name}: {title}", fontsize=9)
             axes.grid(alpha=0.3)
             axes.set_xticks(sorted({row.cores or 0 for row in own}))
+            axes.set_ylim(min(0.0, *(row.mean(metric) for row in table.rows)) - 0.03, 1.02)
         line[0].legend(fontsize=7, title="dotted: best constant", title_fontsize=7)
         line[0].set_ylabel("cosine to the teacher")
     for axes in grid[-1]:
