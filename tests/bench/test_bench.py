@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from veca.bench.arms import Arm, attention_path, network, products
+from veca.bench.arms import Arm, attention_path, build, network, products
 from veca.bench.flops import closed_form_flops, veca_flops
 from veca.bench.measure import interleaved, peak_memory
 from veca.bench.report import put_section, slope
@@ -47,13 +47,35 @@ def test_products_are_those_of_the_forward_pass() -> None:
 
 def test_every_contender_runs_and_is_measured() -> None:
     arms = [Arm("veca", 8), Arm("dense", 8), Arm("dinov3", 0), Arm("products", 8)]
-    calls = {arm: network(arm, SMALL, 32, 2, CPU, False) for arm in arms}
+    calls = {arm: network(arm, SMALL, 32, 2, CPU) for arm in arms}
     said: list[str] = []
     times = interleaved(calls, 3, CPU, 60, said.append)
     assert {arm: len(values) for arm, values in times.items()} == dict.fromkeys(arms, 3)
     assert said[: len(arms)] == [f"{arm.label}, round 1 of 3" for arm in arms]  # interleaved, not one after another
     for arm in arms[:3]:
-        attention_path(arm, SMALL, 32, 1, CPU, False)()
+        attention_path(arm, SMALL, 32, 1, CPU)()
+
+
+def test_other_ways_to_run_the_same_network() -> None:
+    """Exported and streamed, the network of the benchmark is the one that is measured beside them."""
+    model = build(Arm("veca", 8), SMALL, CPU)
+    images = torch.randn(1, 3, 64, 64)  # what `network` draws after it has built the same model
+    patches = network(Arm("onnx", 8), SMALL, 64, 1, CPU)()[1]  # type: ignore[index]
+    assert patches.shape == (1, 16, 32)
+    with torch.inference_mode():
+        expected = model(images, cores=8).patches
+    assert torch.allclose(torch.from_numpy(patches), expected, atol=1e-4)
+    assert network(Arm("stream", 8), SMALL, 64, 1, CPU)().patches.shape == (1, 16, 32)  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="--batches 1"):
+        network(Arm("stream", 8), SMALL, 64, 2, CPU)
+
+
+def test_checkpointing_needs_less_memory() -> None:
+    deep = VecaConfig(depth=8, width=64, heads=2, bank=16)
+    plain, checkpointed = (
+        peak_memory(Arm(name, 16), deep, 1024, 1, CPU, training=True) for name in ("veca", "veca checkpointed")
+    )
+    assert plain > 1.5 * checkpointed
 
 
 def test_slow_contenders_get_fewer_rounds() -> None:
@@ -108,6 +130,21 @@ def test_command(tmp_path: Path) -> None:
     with open(tmp_path / "bench.csv") as file:
         assert len(list(csv.DictReader(file))) == len(results["rows"])
     assert (tmp_path / "bench.png").stat().st_size > 10_000
+
+
+def test_ways_and_training(tmp_path: Path) -> None:
+    done = run(
+        *("--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--rounds", "1", "--no-memory"),
+        *("--paths", "whole", "training", "--against", "dinov3", "stream", "int8", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {(row["path"], row["arm"]): row for row in json.loads((tmp_path / "bench.json").read_text())["rows"]}
+    assert {arm for path, arm in rows if path == "training"} == {
+        "veca, 8 cores", "dinov3", "veca checkpointed, 8 cores", "dinov3 checkpointed"
+    }  # fmt: skip
+    ours, int8 = rows["end to end", "veca, 8 cores"], rows["end to end", "int8, 8 cores"]
+    assert int8["times_faster_than_veca"] == pytest.approx(ours["best_ms"] / int8["best_ms"])
+    assert "times_faster_than_veca" not in ours
 
 
 def test_mistakes() -> None:

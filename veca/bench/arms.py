@@ -1,18 +1,21 @@
-"""The contenders of a benchmark, each as a function to call: VECA, its dense control arm, DINOv3, plain products."""
+"""The contenders of a benchmark, each as a function to call: VECA in all its forms, its dense arm, DINOv3, products."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veca.attention import attend
 from veca.bench.flops import dinov3_config
 from veca.config import VecaConfig
-from veca.errors import require
+from veca.errors import InputError, require
 from veca.model import Veca
 
 Call = Callable[[], object]
@@ -21,7 +24,7 @@ Call = Callable[[], object]
 class Arm(NamedTuple):
     """One row of the table: which network, with how many cores (0: it has none)."""
 
-    name: str  # veca, dense, dinov3, or products: the matrix products of veca and nothing else
+    name: str  # veca, dense or dinov3; stream, compile, onnx, int8: veca by another way; products: nothing but those
     cores: int
 
     @property
@@ -29,23 +32,78 @@ class Arm(NamedTuple):
         return f"{self.name}, {self.cores} cores" if self.cores else self.name
 
 
-def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, compiled: bool) -> Call:
+def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
     """A whole forward pass of `batch` size×size images, random weights."""
-    torch.manual_seed(0)
     if arm.name == "products":
+        torch.manual_seed(0)
         return products(config, size, arm.cores, batch, device)
-    images = torch.randn(batch, 3, size, size, device=device)
+    model, images = build(arm, config, device), torch.randn(batch, 3, size, size, device=device)
     if arm.name == "dinov3":
-        model = require("transformers", "bench").DINOv3ViTModel(dinov3_config(config)).eval().to(device)
         return lambda: model(images)
-    attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
-    ours: Callable[..., object] = Veca(replace(config, attention=attention)).eval().to(device)
-    if compiled:
-        ours = torch.compile(ours)
+    if arm.name in ("onnx", "int8"):
+        return in_onnxruntime(model, arm, images)
+    if arm.name == "stream":
+        if batch != 1:
+            raise InputError("streaming takes one image at a time: use --batches 1")
+        pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+        assert isinstance(model, Veca)
+        return lambda: model.stream(pixels, cores=arm.cores)
+    ours: Callable[..., object] = torch.compile(model) if arm.name == "compile" else model
     return lambda: ours(images, cores=arm.cores)
 
 
-def attention_path(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, _: bool) -> Call:
+def build(arm: Arm, config: VecaConfig, device: torch.device) -> nn.Module:
+    """The network of an arm, in evaluation mode, the same random weights every time."""
+    torch.manual_seed(0)
+    if arm.name == "dinov3":
+        dinov3: nn.Module = require("transformers", "bench").DINOv3ViTModel(dinov3_config(config))
+        return dinov3.eval().to(device)
+    attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
+    return Veca(replace(config, attention=attention)).eval().to(device)
+
+
+def in_onnxruntime(model: nn.Module, arm: Arm, images: Tensor) -> Call:
+    """The exported file in onnxruntime, with as many threads as PyTorch has."""
+    from veca.export import quantize, write_onnx
+
+    onnxruntime = require("onnxruntime", "export")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    assert isinstance(model, Veca)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        with torch.inference_mode(False):
+            write_onnx(model, arm.cores, file)
+        if arm.name == "int8":
+            quantize(file)
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = {"images": images.numpy()}
+    return lambda: session.run(None, feed)
+
+
+def training_step(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
+    """A forward and a backward pass; arms whose name ends in `checkpointed` compute activations again."""
+    name, _, checkpointed = arm.name.partition(" ")
+    model = build(Arm(name, arm.cores), config, device).train()
+    images = torch.randn(batch, 3, size, size, device=device)
+    if checkpointed and isinstance(model, Veca):
+        model.set_grad_checkpointing(True)
+    elif checkpointed:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
+
+    def run() -> None:
+        if isinstance(model, Veca):
+            out = model(images, cores=arm.cores)
+            loss = out.patches.square().mean() + out.cls.square().mean()
+        else:
+            loss = model(images).last_hidden_state.square().mean()
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    return run
+
+
+def attention_path(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
     """The attention of every layer alone, from queries, keys and values to the mixed values (paper, Fig. S.7)."""
     patches, heads, cores = (size // config.patch_size) ** 2, config.heads, arm.cores
     tokens = patches + (5 if arm.name == "dinov3" else cores)  # DINOv3: a class token and four registers

@@ -16,13 +16,16 @@ import torch
 import tyro
 from rich.console import Console
 
-from veca.bench.arms import Arm, attention_path, network
+from veca.bench.arms import Arm, attention_path, network, training_step
 from veca.bench.flops import closed_form_flops, dinov3_flops, veca_flops
 from veca.bench.measure import interleaved, machine, peak_memory
 from veca.bench.report import markdown, put_section, show, slope, write
 from veca.config import VecaConfig, model_config
 from veca.errors import InputError
 
+Against = Literal["dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
+WAYS = ("stream", "compile", "onnx", "int8")  # other ways to run the same network
+PATHS = {"whole": "end to end", "attention": "attention alone", "training": "training"}
 OTHERS = {"distill": "veca.distill.benchmark", "serve": "veca.serve.benchmark"}
 
 
@@ -32,11 +35,14 @@ class Bench:
 
     The contenders are interleaved, and the best and the median of several rounds are reported. "of products" is the
     time that the forward pass's matrix products alone take in the same run, divided by the time of the whole pass.
+    "peak MB" is what a pass needs beyond weights and image (VECA's fast pass holds a folded copy of the weights).
 
     Examples:
       veca bench                                        veca_small, 8 and 64 cores, 224² to 1024²
       veca bench --model veca_base --sizes 512 1024 --cores 64 --out bench/base
       veca bench --paths attention --sizes 512 1024 2048
+      veca bench --sizes 512 --cores 64 --against stream compile onnx int8
+      veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3
       veca bench distill --help                         images/s of training
       veca bench serve --help                           requests/s of the service
     """
@@ -49,18 +55,16 @@ class Bench:
     """budgets"""
     batches: tuple[int, ...] = (1,)
     """images in a batch"""
-    against: tuple[Literal["dinov3", "dense", "products"], ...] = ("dinov3", "dense", "products")
-    """what to measure beside it"""
-    paths: tuple[Literal["whole", "attention"], ...] = ("whole",)
-    """whole: end to end; attention: from queries, keys and values to mixed values"""
+    against: tuple[Against, ...] = ("dinov3", "dense", "products")
+    """what to measure beside it: other networks, its matrix products, or the same network by another way"""
+    paths: tuple[Literal["whole", "attention", "training"], ...] = ("whole",)
+    """whole: end to end; attention: from queries, keys and values to mixed values; training: forward and backward"""
     rounds: int = 7
     """measurements of each contender, beside one to warm up"""
     seconds: float = 60.0
     """a contender that is slow gets fewer rounds: about this long, but two at least"""
     memory: bool = True
     """measure peak memory too (on a CPU, each in a process of its own)"""
-    compile: bool = False
-    """torch.compile VECA and the dense arm"""
     threads: int = 0
     """CPU threads; 0: as many as PyTorch takes"""
     device: str = "cpu"
@@ -135,23 +139,20 @@ def measure_size(
     said: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The rows of one image size: all contenders, interleaved."""
-    build = network if kind == "whole" else attention_path
-    arms = [Arm("veca", cores) for cores in settings.cores]
-    if "dense" in settings.against:
-        arms.append(Arm("dense", settings.cores[-1]))
-    if "dinov3" in settings.against:
-        arms.append(Arm("dinov3", 0))
-    products = [Arm("products", cores) for cores in settings.cores] if "products" in settings.against else []
-    contenders = [*arms, *(products if kind == "whole" else [])]
+    build = {"whole": network, "attention": attention_path, "training": training_step}[kind]
+    training = kind == "training"
+    arms = contenders(settings, kind)
     said("building")
-    calls = {arm: build(arm, config, size, batch, device, settings.compile) for arm in contenders}
-    times = interleaved(calls, settings.rounds, device, settings.seconds, said)
+    calls = {arm: build(arm, config, size, batch, device) for arm in arms}
+    times = interleaved(calls, settings.rounds, device, settings.seconds, said, training)
     del calls
     best = {arm: min(values) for arm, values in times.items()}
     rows = []
     for arm in arms:
+        if arm.name == "products":
+            continue
         row: dict[str, Any] = {
-            "path": "end to end" if kind == "whole" else "attention alone",
+            "path": PATHS[kind],
             "size": size,
             "batch": batch,
             "arm": arm.label,
@@ -163,16 +164,34 @@ def measure_size(
         }
         if kind == "whole":
             row |= flops(arm, config, size)
-            if settings.memory:
-                said(f"memory of {arm.label}")
-                row["memory_mb"] = peak_memory(arm, config, size, batch, device) / 1e6
+        if settings.memory and kind != "attention" and arm.name not in ("compile", "onnx", "int8"):
+            said(f"memory of {arm.label}")
+            row["memory_mb"] = peak_memory(arm, config, size, batch, device, training) / 1e6
         for other in arms:
             if other.name in ("dinov3", "dense") and arm.name != other.name:
                 row[f"times_faster_than_{other.name}"] = best[other] / best[arm]
+            if other.name == "veca" and other.cores == arm.cores and arm.name in WAYS:
+                row["times_faster_than_veca"] = best[other] / best[arm]
         if arm.name == "veca" and (mine := Arm("products", arm.cores)) in best:
             row["share_of_products"] = best[mine] / best[arm]
         rows.append(row)
     return rows
+
+
+def contenders(settings: Bench, kind: str) -> list[Arm]:
+    """Who takes part in a table, in its order."""
+    arms = [Arm("veca", cores) for cores in settings.cores]
+    if kind == "whole":
+        arms += [Arm(way, cores) for way in WAYS if way in settings.against for cores in settings.cores]
+    if "dense" in settings.against:
+        arms.append(Arm("dense", settings.cores[-1]))
+    if "dinov3" in settings.against:
+        arms.append(Arm("dinov3", 0))
+    if kind == "training":
+        arms += [Arm(f"{arm.name} checkpointed", arm.cores) for arm in arms]
+    if kind == "whole" and "products" in settings.against:
+        arms += [Arm("products", cores) for cores in settings.cores]
+    return arms
 
 
 def flops(arm: Arm, config: VecaConfig, size: int) -> dict[str, Any]:

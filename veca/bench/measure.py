@@ -1,6 +1,6 @@
 """Latency, interleaved: every contender once, then every contender again, so that a busy moment disturbs all alike.
 
-python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one forward pass
+python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one pass
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from typing import Any
 
 import torch
 
-from veca.bench.arms import Arm, Call, network
+from veca.bench.arms import Arm, Call, network, training_step
 from veca.config import VecaConfig
 from veca.errors import InputError
 
 
 def interleaved(
-    calls: Mapping[Arm, Call], rounds: int, device: torch.device, seconds: float, said: Callable[[str], None]
+    calls: Mapping[Arm, Call],
+    rounds: int,
+    device: torch.device,
+    seconds: float,
+    said: Callable[[str], None],
+    training: bool = False,
 ) -> dict[Arm, list[float]]:
     """Seconds of each call, warm. No call gets more than about `seconds` of rounds, but each gets two."""
     times: dict[Arm, list[float]] = {arm: [] for arm in calls}
-    with torch.inference_mode():
+    with torch.inference_mode(not training):
         for round_ in range(-1, rounds):  # the first is for warming up
             for arm, call in calls.items():
                 spent = sum(times[arm])
@@ -56,16 +61,20 @@ def timed(call: Call, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def peak_memory(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> int:
-    """Bytes that a forward pass needs beyond the weights and the images: on a CPU measured in a process of its own."""
+def peak_memory(
+    arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, training: bool = False
+) -> int:
+    """Bytes that a pass needs beyond the weights and the images: on a CPU measured in a process of its own."""
     if device.type == "cuda":
-        call = network(arm, config, size, batch, device, False)
+        call = (training_step if training else network)(arm, config, size, batch, device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        with torch.inference_mode():
+        with torch.inference_mode(not training):
             call()
         return int(torch.cuda.max_memory_allocated(device) - before)
-    request = json.dumps({"arm": list(arm), "config": config.to_dict(), "size": size, "batch": batch})
+    request = json.dumps(
+        {"arm": list(arm), "config": config.to_dict(), "size": size, "batch": batch, "training": training}
+    )
     done = subprocess.run([sys.executable, "-m", "veca.bench.measure", request], capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"{arm.label} at {size}² failed: {done.stderr.strip().splitlines()[-1]}")
@@ -73,11 +82,11 @@ def peak_memory(arm: Arm, config: VecaConfig, size: int, batch: int, device: tor
 
 
 def _peak_of_one_pass(request: dict[str, Any]) -> int:
-    config = VecaConfig.from_dict(request["config"])
-    device = torch.device("cpu")
-    with torch.inference_mode():
-        network(Arm(*request["arm"]), config, 8 * config.patch_size, 1, device, False)()  # load the libraries
-        call = network(Arm(*request["arm"]), config, request["size"], request["batch"], device, False)
+    config, arm, training = VecaConfig.from_dict(request["config"]), Arm(*request["arm"]), request["training"]
+    device, contender = torch.device("cpu"), training_step if training else network
+    with torch.inference_mode(not training):
+        contender(arm, config, 8 * config.patch_size, 1, device)()  # load the libraries
+        call = contender(arm, config, request["size"], request["batch"], device)
         before = _forget_peak()
         call()
     return max(0, _peak() - before)

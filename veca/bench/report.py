@@ -25,6 +25,7 @@ COLUMNS = {
     "images_per_second": "images/s",
     "times_faster_than_dinov3": "× DINOv3",
     "times_faster_than_dense": "× dense",
+    "times_faster_than_veca": "× veca",
     "share_of_products": "of products",
     "memory_mb": "peak MB",
 }
@@ -56,9 +57,9 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         f"`{results['command']}`",
         f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are "
-        "of one forward pass of the whole batch, the best of several and their median.",
+        "of one pass of the whole batch, the best of several and their median.",
     ]
-    for path in ("end to end", "attention alone"):
+    for path in dict.fromkeys(row["path"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["path"] == path]
         if not rows:
             continue
@@ -111,21 +112,25 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Time of one image over its patches, both axes logarithmic: a straight line of slope 1 is linear."""
+    """Time (of training: memory) of one image over its patches, both axes logarithmic: a slope of 1 is linear."""
     figure_class = require("matplotlib.figure", "bench").Figure
-    kinds = [kind for kind in ("end to end", "attention alone") if any(r["path"] == kind for r in results["rows"])]
+    kinds = list(dict.fromkeys(row["path"] for row in results["rows"]))
     figure = figure_class(figsize=(5.2 * len(kinds), 4.2), layout="constrained")
-    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^")}
+    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^"),
+              "stream": ("#4c6fb1", "v"), "compile": ("#7a5aa6", "D"), "onnx": ("#6b7780", "P"), "int8": ("#c8553d", "X")}  # fmt: skip
     for index, kind in enumerate(kinds):
         axes = figure.add_subplot(1, len(kinds), index + 1)
         rows = [row for row in results["rows"] if row["path"] == kind and row["batch"] == results["rows"][0]["batch"]]
+        measure = "memory_mb" if kind == "training" and "memory_mb" in rows[0] else "best_ms"
+        ours = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm.startswith("veca,")]
+        fewest = ours[:1] if len(ours) > 1 else []
         for arm in dict.fromkeys(row["arm"] for row in rows):
-            points = [(row["patches"], row["best_ms"] / row["batch"]) for row in rows if row["arm"] == arm]
-            colour, marker = styles[arm.split(",")[0]]
-            few = arm.startswith("veca") and arm == next((r["arm"] for r in rows if r["arm"].startswith("veca")), "")
+            points = [(row["patches"], row[measure] / row["batch"]) for row in rows if row["arm"] == arm]
+            colour, marker = styles[arm.replace(",", " ").split()[0]]
+            few = arm in fewest or "checkpointed" in arm
             axes.plot(*zip(*points, strict=True), marker=marker, color=colour, ls="--" if few else "-", ms=5, label=arm)
         axes.set(xscale="log", yscale="log", xlabel="patches", title=f"{results['model']}, {kind}")
-        axes.set_ylabel("milliseconds per image" if index == 0 else "")
+        axes.set_ylabel("milliseconds per image" if measure == "best_ms" else "MB per image")
         axes.grid(color="#e7eaed", which="both", linewidth=0.6)
         axes.legend(frameon=False, fontsize=8)
         for side in ("top", "right"):
