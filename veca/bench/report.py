@@ -116,8 +116,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure_class = require("matplotlib.figure", "bench").Figure
     kinds = list(dict.fromkeys(row["path"] for row in results["rows"]))
     figure = figure_class(figsize=(5.2 * len(kinds), 4.2), layout="constrained")
-    styles = {"veca": ("#1b7f79", "o"), "dense": ("#b8860b", "s"), "dinov3": ("#8c2d5a", "^"),
-              "stream": ("#4c6fb1", "v"), "compile": ("#7a5aa6", "D"), "onnx": ("#6b7780", "P"), "int8": ("#c8553d", "X")}  # fmt: skip
+    styles = {
+        "veca": ("#1b7f79", "o"),
+        "dense": ("#b8860b", "s"),
+        "dinov3": ("#8c2d5a", "^"),
+        "stream": ("#4c6fb1", "v"),
+        "compile": ("#7a5aa6", "D"),
+        "onnx": ("#6b7780", "P"),
+        "int8": ("#c8553d", "X"),
+    }
     for index, kind in enumerate(kinds):
         axes = figure.add_subplot(1, len(kinds), index + 1)
         rows = [row for row in results["rows"] if row["path"] == kind and row["batch"] == results["rows"][0]["batch"]]
