@@ -68,6 +68,14 @@ def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
     assert f"{row['veca']['64'] / 1e9:,.1f}" in done.stdout
 
 
+def test_info_without_a_model_names_them_all() -> None:
+    import veca
+
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in (*veca.list_models(), *veca.bundled_models()))
+
+
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys, veca.cli; veca.cli.main(['--help']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

@@ -16,7 +16,7 @@ from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 from veca.files import write_json
 from veca.model import create_model
-from veca.weights import load
+from veca.weights import bundled_models, load
 
 SIZES = (256, 512, 1024, 2048)
 
@@ -25,13 +25,17 @@ SIZES = (256, 512, 1024, 2048)
 class Info:
     """Print sizes, parameters, budgets and FLOPs of a model, next to a DINOv3 of the same size.
 
+    Without MODEL, the names of all sizes and of the trained weights that come with the package.
+
     Examples:
+      veca info
+      veca info veca-s14                trained weights that come with the package, and where they come from
       veca info veca_small              one of the paper's sizes
       veca info models/mine             a model folder, and where its weights came from
       veca info veca_base --json base.json
     """
 
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[MODEL]")] = None
     """a size (veca_tiny … veca_large), or anything veca.load takes"""
     out: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None
     """also write the numbers to this file"""
@@ -73,6 +77,10 @@ def flops_row(config: VecaConfig, size: int, budgets: list[int]) -> dict[str, An
 
 def main(arguments: list[str]) -> None:
     settings = tyro.cli(Info, args=arguments, prog="veca info", description=inspect.getdoc(Info))
+    if settings.model is None:
+        print(f"trained, for veca.load:          {', '.join(bundled_models()) or 'none in this build'}")
+        print(f"sizes, for veca.create_model:    {', '.join(MODELS)}")
+        return
     about = describe(settings.model)
     config, console = about["config"], Console()
     console.print(f"[bold]{about['model']}[/bold]", highlight=False)
