@@ -38,6 +38,8 @@ class Settings:
     """a transformers folder to stand beside it in `features` and on the page of two models"""
     only: str | None = None
     """one picture, such as layers or page"""
+    images: Path = IMAGES
+    """where the pictures go"""
 
 
 def figures(settings: Settings) -> Iterator[tuple[str, list[str]]]:
@@ -59,7 +61,7 @@ def main() -> None:
         for name, arguments in figures(settings):
             if settings.only in (None, name):
                 run([*arguments, "--out", folder])
-                shrink(Path(folder) / f"{name}.png", IMAGES / f"inside-{name}.webp")
+                shrink(Path(folder) / f"{name}.png", settings.images / f"inside-{name}.webp")
         if settings.only in (None, "page"):
             take_screenshots(settings, Path(folder))
 
@@ -76,7 +78,7 @@ def shrink(source: Path, target: Path) -> None:
         image = opened.convert("RGB")
     if image.width > WIDEST:
         image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.Resampling.LANCZOS)
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     for quality in range(88, 20, -8):
         image.save(target, quality=quality, method=6)
         if target.stat().st_size < LARGEST:
@@ -119,7 +121,7 @@ def take_screenshots(settings: Settings, folder: Path) -> None:
             view.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
             view.wait_for_timeout(800)
             view.screenshot(path=folder / f"{name}.png")
-            shrink(folder / f"{name}.png", IMAGES / f"inside-{name}.webp")
+            shrink(folder / f"{name}.png", settings.images / f"inside-{name}.webp")
             view.close()
         browser.close()
 

@@ -1,0 +1,228 @@
+"""`make results`: every command behind docs/results.md and docs/performance.md that fits on one machine, in order.
+
+    python docs/reproduce.py --list              # the steps, their commands, how long each takes, what is done
+    python docs/reproduce.py                     # all that is not done yet
+    python docs/reproduce.py --only probe-pets   # one step (may be repeated), and the steps it needs
+    python docs/reproduce.py --quick             # a small version of each, in minutes, on copies of the pages
+
+The steps are listed in steps.py. A finished one leaves `done.json` in its folder, with its command; it runs again when
+the command changes or the file is deleted. Ctrl-C at any time: training and probes continue inside their step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from steps import STEPS, Step
+
+from veca.bench.measure import machine
+from veca.bench.report import put_section
+from veca.files import write_json, write_text
+from veca.weights import bundled_models
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Settings:
+    """Run the steps that are not done yet."""
+
+    only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """this step, and those it needs; may be repeated"""
+    quick: tyro.conf.FlagCreatePairsOff[bool] = False
+    """a small version of each, on a cut of the data and copies of the pages, in results/quick"""
+    list: tyro.conf.FlagCreatePairsOff[bool] = False
+    """print the steps and stop"""
+    shared: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("../shared")
+    """where the teacher and the data are"""
+    model: str = "veca-s14"
+    """the model that is judged"""
+    results: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("results")
+    """where the steps keep what they make"""
+
+
+class Run:
+    """Where things are in this run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.quick = settings, settings.quick
+        self.results = settings.results / "quick" if self.quick else settings.results
+        self.docs = self.results / "docs" if self.quick else Path("docs")
+        self.shared = self.results / "shared" if self.quick else settings.shared
+
+    def prepare(self) -> None:
+        if not self.quick:
+            return
+        for page in Path("docs").glob("*.md"):
+            write_text(self.docs / page.name, page.read_text(encoding="utf-8"))
+        if (self.settings.shared / "data").is_dir() and not self.shared.exists():
+            cut(self.settings.shared, self.shared)
+
+    def out(self, step: Step) -> Path:
+        return self.results / step.name
+
+    def fill(self, text: str, step: Step) -> str:
+        return text.format(
+            out=self.out(step),
+            docs=self.docs,
+            results=self.results,
+            shared=self.shared,
+            model=self.settings.model,
+            teacher=self.shared / "teacher/dav2-small-encoder",
+        )
+
+    def command(self, step: Step) -> list[str]:
+        return shlex.split(self.fill(step.command, step)) + (shlex.split(step.quick) if self.quick else [])
+
+    def missing(self, step: Step) -> str:
+        """What the step needs and is not there."""
+        uses_shared = "{shared}" in step.command or "{teacher}" in step.command
+        if uses_shared and not (self.shared / "data").is_dir():
+            return f"the data and the teacher in {self.settings.shared}"
+        name = self.settings.model
+        if "{model}" in step.command and name not in bundled_models() and not Path(name).exists():
+            return f"the model {name}"
+        return ""
+
+    def outputs(self, step: Step) -> list[Path]:
+        return [
+            Path(self.fill(name, step)) if name.startswith("{docs}") else self.out(step) / name for name in step.outputs
+        ]
+
+    def done(self, step: Step) -> dict[str, Any] | None:
+        """What a finished step left, if it was this command and everything is still there."""
+        path = self.out(step) / "done.json"
+        if not path.is_file() or not all(output.exists() for output in self.outputs(step)):
+            return None
+        left: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return left if left["command"] == shlex.join(self.command(step)) else None
+
+
+def main() -> int:
+    settings = tyro.cli(Settings)
+    os.chdir(ROOT)
+    run = Run(settings)
+    steps = chosen(settings.only)
+    if settings.list:
+        for step in steps:
+            state = "done" if run.done(step) else f"about {step.minutes:g} min"
+            print(f"{step.name} ({state})\n    {shlex.join(run.command(step))}")
+        return 0
+    run.prepare()
+    failed, left_out = [], []
+    todo = [step for step in steps if not run.done(step)]
+    for step in steps:
+        if step not in todo:
+            print(f"{step.name}: done before", flush=True)
+            continue
+        if missing := run.missing(step):
+            print(f"{step.name}: left out, it needs {missing}", flush=True)
+            left_out.append(step.name)
+            continue
+        number, rest = todo.index(step), sum(item.minutes for item in todo[todo.index(step) :])
+        estimate = "quick" if run.quick else f"about {step.minutes:g} min of {rest:g} left"
+        print(f"\n[{number + 1}/{len(todo)}] {step.name} ({estimate})", flush=True)
+        if not perform(step, run):
+            failed.append(step.name)
+    print(f"\n{len(steps) - len(failed) - len(left_out)} of {len(steps)} steps are done")
+    for words, names in (("failed", failed), ("left out", left_out)):
+        if names:
+            print(f"{words}: {', '.join(names)}")
+    return 1 if failed else 0
+
+
+def chosen(names: tuple[str, ...]) -> list[Step]:
+    """The named steps and those they need, in the order of the list; all without names."""
+    known = {step.name: step for step in STEPS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no step is called {unknown[0]!r}; there are {', '.join(known)}")
+    wanted, waiting = set[str](), list(names or known)
+    while waiting:
+        name = waiting.pop()
+        wanted.add(name)
+        waiting += [before for before in known[name].after if before not in wanted]
+    return [step for step in STEPS if step.name in wanted]
+
+
+def perform(step: Step, run: Run) -> bool:
+    """Run the command, then put what it made where the pages show it."""
+    command, began = run.command(step), time.monotonic()
+    print(shlex.join(command), flush=True)
+    program = {"veca": [sys.executable, "-m", "veca.cli"], "python": [sys.executable]}[command[0]]
+    run.out(step).mkdir(parents=True, exist_ok=True)
+    status = subprocess.run([*program, *command[1:]]).returncode
+    absent = [path for path in run.outputs(step) if not path.exists()]
+    if status or absent:
+        print(f"{step.name} failed: " + (f"status {status}" if status else f"no {absent[0]}"), flush=True)
+        return False
+    for source, target in step.pictures:
+        (run.docs / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run.out(step) / source, run.docs / target)
+    if step.table is not None:
+        rewrite(step, run)
+    seconds = time.monotonic() - began
+    write_json(
+        run.out(step) / "done.json",
+        {"command": shlex.join(command), "minutes": round(seconds / 60, 2), "machine": machine()},
+    )
+    print(f"{step.name}: {seconds / 60:.1f} min", flush=True)
+    return True
+
+
+def rewrite(step: Step, run: Run) -> None:
+    """The step's section of its page: the command, the table, the pictures."""
+    assert step.table is not None
+    about = machine()
+    parts = [
+        f"```sh\n{shlex.join(run.command(step))}\n```",
+        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}.",
+        step.table(run.out(step)),
+        *(f"![{step.name}]({target})" for _, target in step.pictures),
+    ]
+    text, page = "\n\n".join(parts), run.docs / step.page
+    write_text(run.out(step) / "section.md", text + "\n")
+    if f"<!-- {step.name}:begin -->" in page.read_text(encoding="utf-8"):
+        put_section(page, step.name, text)
+    else:
+        print(f"{page} has no marks for {step.name}: its section is in {run.out(step)}/section.md")
+
+
+def cut(shared: Path, target: Path) -> None:
+    """A few links into the data, laid out alike: enough to run every step."""
+    shared = shared.resolve()
+
+    def link(name: str) -> None:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).symlink_to(shared / name)
+
+    link("teacher")
+    link("data/photos")
+    for part, count in (("train", 4), ("test", 2)):
+        for breed in sorted((shared / f"data/pets/{part}").iterdir())[:4]:
+            for photo in sorted(breed.iterdir())[:count]:
+                link(str(photo.relative_to(shared)))
+    for folder, labels, parts in (("voc-seg", "masks", ("train", "val")), ("nyu-depth", "depth", ("train", "test"))):
+        for part in parts:
+            for photo in sorted((shared / f"data/{folder}/{part}/images").iterdir())[: 8 if part == "train" else 4]:
+                link(str(photo.relative_to(shared)))
+                link(f"data/{folder}/{part}/{labels}/{photo.stem}.png")
+    for extra in sorted((shared / "data/voc-seg").glob("*.txt")):
+        link(str(extra.relative_to(shared)))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,207 @@
+"""The steps of `make results` (docs/reproduce.py runs them): one command each, and where its table goes.
+
+To add one, add a `Step` to STEPS; if it has a `table`, put `<!-- NAME:begin -->` and `<!-- NAME:end -->` into its page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. {out} is its own folder, {docs} the folder of the pages, {results} that of all steps."""
+
+    name: str
+    command: str  # may also hold {shared}, {model} and {teacher}
+    minutes: float  # on two CPU cores
+    outputs: tuple[str, ...]  # what it leaves in {out}, or {docs}/…
+    quick: str = ""  # arguments that make it short; the last of two equal flags holds
+    page: str = ""  # the page whose section of the step's name is rewritten from {out}, where the command does not
+    table: Callable[[Path], str] | None = None  # {out} → that section
+    pictures: tuple[tuple[str, str], ...] = ()  # from {out} into {docs}
+    after: tuple[str, ...] = ()  # steps whose output it uses
+
+
+def probe_table(out: Path) -> str:
+    """The table of `veca probe` and `veca finetune`, from results.json."""
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    metrics = list(dict.fromkeys(name for row in results["rows"] for name in row["metrics"]))
+    kept = any(row["share_of_first"] is not None for row in results["rows"])
+    heads = ["model", "cores", "pixels", *metrics, *(["of the first"] if kept else [])]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for row in results["rows"]:
+        cells = [row["model"], str(row["cores"] or "–"), str(row["pixels"])]
+        for name in metrics:
+            score = row["metrics"].get(name)
+            several = score is not None and len(score["values"]) > 1
+            spread = f" ± {score['deviation']:.4f}" if several else ""
+            cells.append("–" if score is None else f"{score['mean']:.4f}{spread}")
+        if kept:
+            cells.append("–" if row["share_of_first"] is None else f"{row['share_of_first']:.1%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def core_table(out: Path) -> str:
+    """What `veca explore --metrics` says, a column a model."""
+    from veca.analysis.metrics import summary
+
+    results = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    columns = [dict(summary(result)) for result in results]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    lines = ["| | " + " | ".join(Path(result["model"]).name for result in results) + " |"]
+    lines.append("|" + " --- |" * (1 + len(results)))
+    lines += [f"| {name} | " + " | ".join(column.get(name, "–") for column in columns) + " |" for name in names]
+    return "\n".join(lines)
+
+
+def rate_table(out: Path) -> str:
+    """The figures of `veca bench distill`."""
+    figures: dict[str, float] = json.loads((out / "distill.json").read_text(encoding="utf-8"))
+    lines = ["| | images/s, or ratio |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {value:.2f} |" for name, value in figures.items())])
+
+
+BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
+SHORT = "--size 112 --cores 8,64 --seeds 1"
+BENCH = "--rounds 1 --seconds 1 --no-memory"
+
+STEPS = (
+    Step(
+        "small",
+        "veca bench --sizes 224 512 1024 2048 --cores 8 64 --seconds 40 --out {docs}/bench/small "
+        "--page {docs}/performance.md small",
+        12,
+        ("{docs}/bench/small/bench.json",),
+        f"--sizes 64 128 {BENCH}",
+    ),
+    Step(
+        "base",
+        "veca bench --model veca_base --sizes 224 512 1024 --cores 8 64 --seconds 40 --out {docs}/bench/base "
+        "--page {docs}/performance.md base",
+        12,
+        ("{docs}/bench/base/bench.json",),
+        f"--sizes 64 128 {BENCH}",
+    ),
+    Step(
+        "attention",
+        "veca bench --paths attention --sizes 224 512 1024 2048 --cores 8 64 --seconds 40 --out {docs}/bench/attention "
+        "--page {docs}/performance.md attention",
+        8,
+        ("{docs}/bench/attention/bench.json",),
+        f"--sizes 64 128 {BENCH}",
+    ),
+    Step(
+        "serve",
+        "veca bench serve --model veca_small --out {docs}/bench/serve --page {docs}/performance.md",
+        4,
+        ("{docs}/bench/serve/serve.json",),
+        "--model veca_tiny --clients 1 2 --seconds 1s --size 64 --min-size 32",
+    ),
+    Step(
+        "distill",
+        "veca bench distill --train {shared}/data/photos/photos-000.tar --teacher {teacher} --out {out}/distill.json",
+        10,
+        ("distill.json",),
+        "--size 32 --batch 4 --steps 2 --rounds 1",
+        "performance.md",
+        rate_table,
+    ),
+    Step(
+        "train",
+        "veca distill convert --train '{shared}/data/photos/photos-{{000..005}}.tar' "
+        "--val {shared}/data/photos/photos-006.tar --teacher {teacher} --out {out}/run",
+        480,
+        ("run/best/model.safetensors", "run/curves.png"),
+        "--steps 4 --batch 2 --warmup-steps 1 --late-from 1 --resolutions 56 --val-resolutions 56 --val-every 2 "
+        "--val-images 2 --val-budgets 8 64 --log-every 1 --standardise-images 4",
+        pictures=(("run/curves.png", "images/results-curves.png"),),
+    ),
+    Step(
+        "fidelity",
+        "veca probe teacher --data {shared}/data/photos/photos-006.tar --teacher {teacher} --model {model} --out {out}",
+        25,
+        ("results.json",),
+        "--size 112 --cores 8,64 --images 4",
+        "results.md",
+        probe_table,
+        (("fidelity.png", "images/results-fidelity.png"),),
+    ),
+    Step(
+        "probe-pets",
+        f"veca probe classify --data {{shared}}/data/pets {BOTH} --size 224 --out {{out}}",
+        35,
+        ("results.json",),
+        f"{SHORT} --epochs 5",
+        "results.md",
+        probe_table,
+        (("budget.png", "images/results-pets.png"),),
+    ),
+    Step(
+        "knn-pets",
+        f"veca probe knn --data {{shared}}/data/pets {BOTH} --size 224 --out {{out}}",
+        5,
+        ("results.json",),
+        SHORT,
+        "results.md",
+        probe_table,
+    ),
+    Step(
+        "probe-voc",
+        f"veca probe segment --data {{shared}}/data/voc-seg --preset voc2012 {BOTH} --size 448 --out {{out}}",
+        60,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        probe_table,
+        (("budget.png", "images/results-voc.png"),),
+    ),
+    Step(
+        "probe-nyu",
+        f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {BOTH} --size 336 --out {{out}}",
+        45,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        probe_table,
+        (("budget.png", "images/results-nyu.png"),),
+    ),
+    Step(
+        "finetune-pets",
+        "veca finetune classify --data {shared}/data/pets --model {model} --size 112 --epochs 4 --lr 2e-4 "
+        "--head-lr 2e-4 --layer-decay 0.8 --out {out}",
+        30,
+        ("results.json",),
+        "--size 56 --epochs 1 --batch 4 --workers 0",
+        "results.md",
+        probe_table,
+    ),
+    Step(
+        "cores",
+        "veca explore --metrics {shared}/data/voc-seg --model {model} --out {out}",
+        10,
+        ("metrics.json",),
+        "--limit 2 --size 112",
+        "results.md",
+        core_table,
+    ),
+    Step(
+        "demo",
+        "veca demo --out {out}",
+        0.5,
+        ("features.png",),
+        "--size 112",
+        pictures=(("features.png", "images/demo.png"),),
+    ),
+    Step(
+        "pictures",
+        "python docs/inside_pictures.py --model {model} --teacher {teacher} --images {docs}/images",
+        8,
+        ("{docs}/images/inside-layers.webp",),
+        "--only positions",
+    ),
+)

@@ -1,0 +1,118 @@
+"""A folder in which the commands of the docs find what they name: photos, data sets, a teacher and models, all tiny."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import tifffile
+import torch
+from PIL import Image
+from transformers import Dinov2Config, Dinov2Model, DINOv3ViTConfig, DINOv3ViTModel
+
+import veca
+
+ROOT = Path(__file__).parents[2]
+SIDE = 28  # pixels of the images that the commands look at: two by two patches of 14
+
+
+def build(top: Path) -> Path:
+    """`top/main` is where a reader types, `top/shared` is beside it."""
+    main = top / "main"
+    photos(main / "photos", 6)
+    photos(main / "more-photos", 3)
+    for name, seed in (("photo", 1), ("a", 2), ("b", 3)):
+        picture(seed, 320, 240).save(main / f"{name}.jpg")
+    for number in range(7):
+        with tarfile.open(main / f"photos/photos-{number:03d}.tar", "w") as shard:
+            for path in sorted((main / "photos").glob("*.jpg"))[:3]:
+                shard.add(path, path.name)
+        (main / f"photos-{number:03d}.tar").symlink_to(f"photos/photos-{number:03d}.tar")
+    classes(main / "pets")
+    pairs(main / "voc-seg", "masks", "val")
+    pairs(main / "nyu-depth", "depth", "test")
+    scan = np.asarray(picture(4, 112, 98))
+    np.save(main / "scan.npy", scan)
+    tifffile.imwrite(main / "big.tif", scan)
+    teacher(main / "teacher")
+    teacher(main / "teacher/dav2-small-encoder")
+    dinov3(main / "dinov3")
+    converted(12).save(main / "veca-s14")
+    converted(2).save(main / "models/mine")
+    converted(2).save(main / "twin")
+    (top / "shared/data").mkdir(parents=True)
+    (top / "shared/data/voc-seg").symlink_to(main / "voc-seg")
+    (top / "shared/data/photos").symlink_to(main / "photos")
+    (top / "shared/teacher").symlink_to(main / "teacher")
+    (main / "docs").symlink_to(ROOT / "docs")
+    (main / "path/to").mkdir(parents=True)
+    (main / "path/to/clone").symlink_to(ROOT)
+    (main / "Makefile").symlink_to(ROOT / "Makefile")
+    (main / ".venv").symlink_to(sys.prefix)
+    return main
+
+
+def picture(seed: int, width: int, height: int) -> Image.Image:
+    """Smooth colours, and a bright square somewhere."""
+    generator = np.random.default_rng(seed)
+    small = Image.fromarray(generator.integers(0, 255, (4, 5, 3), dtype=np.uint8))
+    image = small.resize((width, height), Image.Resampling.BICUBIC)
+    x, y = generator.integers(0, height // 2, 2)
+    image.paste((255, 255, 255), (int(x), int(y), int(x) + height // 3, int(y) + height // 3))
+    return image
+
+
+def photos(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        picture(number, 48, 40).save(folder / f"{number:03d}.jpg")
+
+
+def classes(folder: Path) -> None:
+    for part, count in (("train", 5), ("test", 2)):
+        for number, breed in enumerate(("beagle", "siamese")):
+            (folder / part / breed).mkdir(parents=True)
+            for index in range(count):
+                picture(100 * number + index, 40, 40).save(folder / part / breed / f"{part}{index}.jpg")
+
+
+def pairs(folder: Path, labels: str, test: str) -> None:
+    for part, count in (("train", 4), (test, 2)):
+        for index in range(count):
+            for kind in ("images", labels):
+                (folder / part / kind).mkdir(parents=True, exist_ok=True)
+            size = (640, 480) if labels == "depth" else (48, 40)  # NYU's evaluation crop is in its own pixels
+            picture(index, *size).save(folder / part / f"images/{index}.jpg")
+            half = np.zeros((size[1], size[0]), dtype=np.uint8)
+            half[:, size[0] // 2 :] = 1 + index % 2
+            label = (half.astype(np.uint16) * 900 + 1000) if labels == "depth" else half
+            Image.fromarray(label).save(folder / part / labels / f"{index}.png")
+
+
+def teacher(folder: Path) -> None:
+    torch.manual_seed(1)
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 28, "patch_size": 14}
+    shaken(Dinov2Model(Dinov2Config(**shape))).save_pretrained(folder)
+
+
+def dinov3(folder: Path) -> None:
+    torch.manual_seed(2)
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
+    shaken(DINOv3ViTModel(DINOv3ViTConfig(**shape, image_size=28, patch_size=14))).save_pretrained(folder)
+
+
+def converted(depth: int) -> veca.Veca:
+    """The shape of the bundled model's settings, at a hundredth of its size."""
+    torch.manual_seed(3)
+    shape = {"patch_size": 14, "mlp": "gelu", "mlp_ratio": 4.0, "positions": "table", "table_size": 4}
+    return shaken(veca.create_model("veca_tiny", depth=depth, width=48, heads=3, **shape)).eval()
+
+
+def shaken(model: torch.nn.Module) -> torch.nn.Module:
+    """Larger random weights than a fresh model has, so that every part does something."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
