@@ -85,7 +85,7 @@ STEPS = (
         "--page {docs}/performance.md base",
         12,
         ("{docs}/bench/base/bench.json",),
-        f"--sizes 64 128 {BENCH}",
+        f"--model veca_tiny --sizes 64 128 {BENCH}",
     ),
     Step(
         "attention",
@@ -100,7 +100,7 @@ STEPS = (
         "veca bench serve --model veca_small --out {docs}/bench/serve --page {docs}/performance.md",
         4,
         ("{docs}/bench/serve/serve.json",),
-        "--model veca_tiny --clients 1 2 --seconds 1s --size 64 --min-size 32",
+        "--model veca_tiny --clients 1 2 --seconds 4s --size 64 --min-size 32",
     ),
     Step(
         "distill",
