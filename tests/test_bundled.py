@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import tarfile
 import zipfile
@@ -90,7 +89,8 @@ def test_the_wheel_and_the_source_archive_hold_the_same_bytes(
 def test_the_wheel_loads_them_offline(
     empty_environment: Path, run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     script = (
         "import torch, veca\n"
         "model = veca.load('veca-s14')\n"
