@@ -93,13 +93,15 @@ class Veca(nn.Module):
         cores: int | None = None,
         *,
         forced_patches: Sequence[Tensor | None] | None = None,  # per block, B×N×D; None: the block's own
+        forcing: float = 1.0,
         return_attention: bool = False,
         last_only: bool = False,
     ) -> Layers:
         """Run the blocks and keep what comes out of each (or of the last only).
 
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
-        the first phase of conversion feeds it the teacher's patches (DESIGN section 3).
+        the first phase of conversion feeds it the teacher's patches (DESIGN section 3). With `forcing` below 1 they are
+        mixed with the block's own, of which 1 − `forcing` remains.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images)
@@ -113,7 +115,8 @@ class Veca(nn.Module):
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             if forced_patches is not None and (forced := forced_patches[index]) is not None:
-                x = torch.cat((x[:, :budget], forced.to(x.dtype)), dim=1)
+                fed = forced.to(x.dtype) if forcing == 1 else x[:, budget:].lerp(forced.to(x.dtype), forcing)
+                x = torch.cat((x[:, :budget], fed), dim=1)
             if index > 0:
                 state = self.bank.move(state, x[:, :budget], index)
             position = state.tanh()

@@ -23,6 +23,8 @@ from veca.distill.forcing import forced_layers
 from veca.distill.student import Student, estimate_standards
 from veca.errors import InputError
 from veca.model import Veca, create_model
+from veca.recipes.convert import Convert
+from veca.rope import join
 from veca.teachers import Teacher, load_teacher
 
 
@@ -159,10 +161,32 @@ def test_forced_blocks_see_the_teachers_patches() -> None:
         student.model.blocks[0].fc2.bias += torch.randn(64)
     torch.testing.assert_close(first, layers(True)[1])
     assert not torch.allclose(before_forced[0], layers(True)[0])
-    loss = student(images, 8, target, standards, 1.0, standards.layers, 0.5)
-    loss.total.backward()
-    missing = [name for name, p in student.named_parameters() if p.grad is None]
-    assert not missing  # DistributedDataParallel would wait for them
+    for forced, share in ((1.0, 0.5), (0.5, 1.0), (0.0, 1.0)):
+        student.zero_grad(set_to_none=True)
+        student(images, 8, target, standards, 1.0, standards.layers, forced, share).total.backward()
+        missing = [name for name, p in student.named_parameters() if p.grad is None]
+        assert not missing  # DistributedDataParallel would wait for them
+
+
+def test_fading_goes_from_the_teachers_patches_to_the_students_own() -> None:
+    teacher = dinov3()
+    student = Veca(student_config(teacher)).eval()
+    images = torch.randn(2, 3, 32, 48)
+    fed = [None, *teacher(images, (2, 3), layers=True).layers[:-1]]
+    with torch.no_grad():
+        free, forced = student.forward_layers(images, 8).tokens, student.forward_layers(images, 8, forced_patches=fed)
+        none, half = (student.forward_layers(images, 8, forced_patches=fed, forcing=x).tokens for x in (0.0, 0.5))
+    for ours, theirs in zip(none, free, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    mixture = torch.cat((half[0][:, :8], 0.5 * half[0][:, 8:] + 0.5 * fed[1]), dim=1)  # what enters block 1
+    grid = (2, 3)
+    position = student.bank.move(student.bank.start(8, 2)[1], half[0][:, :8], 1).tanh()
+    by = join(student.rotation(position), student.patch_rotation(grid, images.device))
+    torch.testing.assert_close(student.blocks[1](mixture, 8, by), half[1])
+    assert not torch.allclose(half[1], forced.tokens[1], atol=1e-2)
+
+    settings = Convert(train=("x",), teacher="t", out=Path("o"), forcing=0.2, fading=0.4)
+    assert [round(settings.forced_at(step, 10), 6) for step in range(10)] == [1, 1, 1, 0.75, 0.5, 0.25, 0, 0, 0, 0]
 
 
 def test_the_papers_start_copies_the_patch_embedding() -> None:

@@ -45,8 +45,8 @@ def recipe_words(settings: Settings) -> str:
         f"rate {settings.lr:g} → {settings.min_lr:g}",
         "NorMuon and AdamW" if settings.matrices == "normuon" else "AdamW",
     ]
-    if settings.forcing:
-        words.append(f"forced for {settings.forcing:.0%}")
+    if settings.forcing or settings.fading:
+        words.append(f"forced for {settings.forcing:.0%}, fading for {settings.fading:.0%}")
     if settings.hints:
         words.append(f"hints {settings.hints:g} until {settings.hints_until:.0%}")
     return ", ".join(words)

@@ -130,7 +130,7 @@ def train(settings: Settings) -> Path:
                 break
             budget = draw(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
             resolution = plan.resolution(step)
-            forced = settings.forced_patches if step < settings.forcing * length.total else 0.0
+            forced = settings.forced_at(step, length.total)
             hints = settings.hints if step < settings.hints_until * length.total else 0.0
             lr = learning_rate(step, length.total, length.warmup, settings.lr, settings.min_lr)
             set_rate(optimisers, lr)
@@ -146,7 +146,8 @@ def train(settings: Settings) -> Path:
                     torch.manual_seed(stream(settings.seed, "positions", step).getrandbits(63))
                     last = micro == settings.accumulate - 1
                     with nullcontext() if last or ranks.count == 1 else student.no_sync():  # type: ignore[operator]
-                        loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced)
+                        loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced,
+                                             settings.forced_patches)  # fmt: skip
                         torch.autograd.backward(loss.total / settings.accumulate)
                 losses.append(Loss(*(value.detach() for value in loss)))
 

@@ -98,6 +98,8 @@ class Settings:
     """Hints end at this share of the steps."""
     forcing: float = 0.0
     """For this first share of the steps each block is fed the teacher's patches."""
+    fading: float = 0.0
+    """For this next share of the steps they are mixed with the student's own, ever more of these: a soft landing."""
     forced_patches: float = 1.0
     """Share of the patches that are computed and compared while forced, a new draw each step; less is quicker."""
 
@@ -161,7 +163,7 @@ class Settings:
         for name in ("batch", "accumulate", "standardise_images", "teacher_batch", "val_images", "val_batch",
                      "max_nonfinite", "log_every"):  # fmt: skip
             check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("hints_until", "forcing", "late_from", "max_unreadable"):
+        for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
         for name in ("lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers", "views", "warmup_steps",
                      "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
@@ -174,7 +176,14 @@ class Settings:
     @property
     def wants_layers(self) -> bool:
         """Whether the teacher's patches of every layer are needed."""
-        return self.hints > 0 or self.forcing > 0
+        return self.hints > 0 or self.forcing + self.fading > 0
+
+    def forced_at(self, step: int, total: int) -> float:
+        """How much of the patches that enter a block is the teacher's: 1, then fading, then 0."""
+        past = step / total - self.forcing
+        if past < 0:
+            return 1.0
+        return 1 - past / self.fading if past < self.fading else 0.0
 
     @property
     def all_resolutions(self) -> tuple[int, ...]:

@@ -81,13 +81,18 @@ class Student(nn.Module):
         standards: Standards | None,
         hint_weight: float,
         hint_standard: Standard | None,
-        forced: float,  # share of the patches that leave a forced block; 0: the student runs freely
+        forced: float,  # how much of the patches that enter a block is the teacher's; 0: the student runs freely
+        share: float = 1.0,  # of the patches that leave a block fed by the teacher alone
     ) -> Loss:
         """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
         hints = hint_weight > 0
-        if forced:
+        if 0 < forced < 1:
             assert target.layers is not None
-            chosen, entering = choose_patches(target.patches.shape[1], forced, images.device), target.layers[:-1]
+            fed = [None, *target.layers[:-1]]
+            layers = self.model.forward_layers(images, cores, forced_patches=fed, forcing=forced).tokens
+        elif forced:
+            assert target.layers is not None
+            chosen, entering = choose_patches(target.patches.shape[1], share, images.device), target.layers[:-1]
             layers = forced_layers(self.model, images, cores, entering, chosen)
             if chosen is not None:
                 target = TeacherOutput(target.cls, target.patches[:, chosen], target.layers[:, :, chosen])
