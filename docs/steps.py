@@ -176,7 +176,7 @@ STEPS = (
         "--head-lr 2e-4 --layer-decay 0.8 --out {out}",
         30,
         ("results.json",),
-        "--size 56 --epochs 1 --batch 4 --workers 0",
+        "--size 56 --epochs 1 --batch 4 --workers 1",
         "results.md",
         probe_table,
     ),
@@ -201,7 +201,7 @@ STEPS = (
         "pictures",
         "python docs/inside_pictures.py --model {model} --teacher {teacher} --images {docs}/images",
         8,
-        ("{docs}/images/inside-layers.webp",),
+        ("{docs}/images/inside-positions.webp",),
         "--only positions",
     ),
 )

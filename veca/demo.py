@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> None:
     folder = Path(str(require("skimage.data", "demo").__file__)).parent
     photos = {name: open_image(folder / file) for name, file in PHOTOS.items()}
     maps: dict[tuple[str, int], np.ndarray] = {}
+    cores_at: dict[tuple[str, int], np.ndarray] = {}
     grids: dict[str, tuple[int, int]] = {}
     rows: list[dict[str, Any]] = []
     with console.status("looking at the photographs"), torch.inference_mode():
@@ -61,6 +62,7 @@ def main(arguments: list[str]) -> None:
                 out = model(images, cores=cores)
                 times[cores] = time.perf_counter() - start
                 maps[name, cores] = unit(out.patches[0])
+                cores_at[name, cores] = (out.coords[0].numpy() + 1) / 2  # C×2, from (0, 0) at the top left to (1, 1)
                 grids[name] = out.grid
             cosine = float((maps[name, BUDGETS[0]] * maps[name, BUDGETS[-1]]).sum(-1).mean())
             row: dict[str, Any] = {
@@ -69,7 +71,7 @@ def main(arguments: list[str]) -> None:
                 "patches": len(maps[name, BUDGETS[0]]),
             }
             rows.append({**row, "seconds": {str(cores): times[cores] for cores in BUDGETS}, "cosine": cosine})
-    paths = draw(photos, maps, grids, weights).write(settings.out, "features")
+    paths = draw(photos, maps, cores_at, grids, weights).write(settings.out, "features")
     write_json(settings.out / "demo.json", {"weights": weights, "cores": BUDGETS, "photos": rows})
     table = Table("photo", "pixels", "patches", *(f"{cores} cores" for cores in BUDGETS), "cosine of the two")
     for row in rows:
@@ -91,15 +93,16 @@ def demo_model() -> tuple[Veca, str]:
 def draw(
     photos: dict[str, Image.Image],
     maps: dict[tuple[str, int], np.ndarray],
+    cores_at: dict[tuple[str, int], np.ndarray],
     grids: dict[str, tuple[int, int]],
     weights: str,
 ) -> Picture:
-    """Photo, features with few cores, features with all: colours fitted jointly, so that they can be compared."""
+    """Photo, features and cores at two budgets: colours fitted jointly, so that they can be compared."""
     painted = dict(zip(maps, colours(project(list(maps.values()))), strict=True))
     sheet = Sheet(
         "What the model sees",
-        "Each patch's feature as a colour: similar colours, similar features, over all pictures here. "
-        f"Weights: {weights}.",
+        "Each patch's feature as a colour: similar colours, similar features, over all pictures here. Dots: where the "
+        f"cores sit after the last layer, the first one filled. Weights: {weights}.",
         ["photo", *(f"{cores} cores" for cores in BUDGETS)],
         [(name, "", grids[name][0] / grids[name][1]) for name in photos],
         bar=False,
@@ -107,5 +110,9 @@ def draw(
     for row, (name, photo) in enumerate(photos.items()):
         sheet.picture(row, 0, np.asarray(photo))
         for column, cores in enumerate(BUDGETS, start=1):
-            sheet.picture(row, column, painted[name, cores].reshape(*grids[name], 3))
-    return Picture(sheet, {f"{name}_{cores}": painted[name, cores].reshape(*grids[name], 3) for name, cores in maps})
+            axes = sheet.picture(row, column, painted[name, cores].reshape(*grids[name], 3))
+            x, y = cores_at[name, cores].T
+            axes.scatter(x, y, s=16, facecolors="none", edgecolors="black", linewidths=1.6, alpha=0.4)
+            axes.scatter(x, y, s=9, facecolors=["white"] + ["none"] * (cores - 1), edgecolors="white", linewidths=0.7)
+    arrays = {f"{name}_{cores}": painted[name, cores].reshape(*grids[name], 3) for name, cores in maps}
+    return Picture(sheet, arrays | {f"{name}_{cores}_cores": places for (name, cores), places in cores_at.items()})
