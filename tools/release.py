@@ -58,10 +58,12 @@ class Settings:
 def main() -> int:
     settings = tyro.cli(Settings)
     wheel = build(settings.out)
-    states = [(version, attempt(version, wheel, settings.with_cuda)) for version in settings.pythons]
-    for version, state in states:
-        print(f"Python {version}: {state}")
-    return 1 if any(state.startswith("failed") for _, state in states) else 0
+    failed = False
+    for version in settings.pythons:
+        state = attempt(version, wheel, settings.with_cuda)
+        print(f"Python {version}: {state}", flush=True)
+        failed |= state.startswith("failed")
+    return 1 if failed else 0
 
 
 def build(out: Path) -> Path:
@@ -95,12 +97,10 @@ def attempt(version: str, wheel: Path, with_cuda: bool) -> str:
             lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
             pins.write_text("\n".join(line for line in lines if line.startswith("torch==")), encoding="utf-8")
             wanted = ["--constraint", pins, wheel]
-            plan = json.loads(run(*install, "--dry-run", "--ignore-installed", "--report", "-", *wanted))
-            names = {item["metadata"]["name"] for item in plan["install"]}
-            if not with_cuda and (cuda := sorted(item for item in names if item.startswith(("nvidia-", "cuda-")))):
-                return (
-                    f"not tried: pip finds only a PyTorch with CUDA ({len(cuda)} packages of it); --with-cuda tries it"
-                )
+            plan = run(*install, "--dry-run", "--no-deps", "--report", "-", "--constraint", pins, "torch")
+            needs = json.loads(plan)["install"][0]["metadata"].get("requires_dist", [])
+            if not with_cuda and any(need.startswith(("nvidia-", "cuda-")) for need in needs):
+                return "not tried: pip finds only a PyTorch with CUDA here, gigabytes of it; --with-cuda tries it"
             run(*install, *wanted)
             said = run(own, "-c", SMOKE, cwd=folder).split("\n")
             run(folder / "venv/bin/veca", "features", "photo.png", "--out", "f", "--model", "model", cwd=folder)

@@ -77,7 +77,7 @@ SHORTER = (
     ("veca probe depth", DENSE),
     ("veca probe teacher", f"--size {SIDE} --images 2 --cores 8,64"),
     ("veca finetune", FINETUNE),
-    ("veca bench distill", f"--size {SIDE} --batch 2 --steps 1 --rounds 1 --workers 0"),
+    ("veca bench distill", "--size 32 --batch 2 --steps 1 --rounds 1 --workers 0"),
     ("veca bench serve", "--model veca_tiny --clients 1 --seconds 3s --size 64 --min-size 32"),
     (r"veca bench.*--help", ""),
     ("veca bench", "--model veca_tiny --sizes 32 --rounds 1 --seconds 1 --no-memory"),

@@ -15,10 +15,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-import tomllib
 import torch
 
 import veca
@@ -28,7 +27,10 @@ from . import world
 from .pages import NOT_RUN_PYTHON, OUTPUT, PAGES, PYTHON, SHELL, Block, blocks, commands, reason_not_to_run, substitute
 from .world import ROOT
 
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+EXTRAS = re.findall(
+    r"^(\w+) = \[", PROJECT.split("[project.optional-dependencies]")[1].split("\n[")[0], flags=re.MULTILINE
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def here(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """A copy of the world, which a page may change; without a network, and with the world's own `veca-s14`."""
     shutil.copytree(original.parent, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(tmp_path / "world/main")
-    monkeypatch.setattr("veca.weights.BUNDLED", tmp_path / "none")
+    monkeypatch.setattr("veca.weights.BUNDLED", tmp_path / "world/bundled")
     settings = {"VECA_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1, "MPLBACKEND": "agg"}
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
@@ -60,6 +62,8 @@ def _one_thread() -> Iterator[None]:
 class Reader:
     """Someone who types a page from top to bottom."""
 
+    made: ClassVar[set[str]] = set()  # what `make` has done on another page already
+
     def __init__(self) -> None:
         self.service: subprocess.Popen[str] | None = None
         self.port = ""
@@ -68,7 +72,7 @@ class Reader:
         command = " ".join(words)
         if words[:2] == ["pip", "install"]:
             for names in re.findall(r"\[([\w,]+)\]", command):
-                assert set(names.split(",")) <= EXTRAS.keys(), f"{where}: no extra {names}"
+                assert set(names.split(",")) <= {*EXTRAS}, f"{where}: no extra {names}"
         if reason_not_to_run(command) is not None:
             return
         words = substitute(words)
@@ -89,6 +93,9 @@ class Reader:
     def process(self, words: list[str], where: str) -> None:
         line = shlex.join(words).replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
         if words[0] == "make":
+            if line in self.made:
+                return
+            self.made.add(line)
             line += " --old-file .venv/.installed"  # nothing is installed while testing
         if words[0] == "curl":
             line += " --fail --silent --show-error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tifffile
@@ -40,8 +41,10 @@ def build(top: Path) -> Path:
     teacher(main / "teacher/dav2-small-encoder")
     dinov3(main / "dinov3")
     converted(12).save(main / "veca-s14")
+    (top / "bundled").mkdir()
+    (top / "bundled/veca-s14").symlink_to(main / "veca-s14")
     converted(2).save(main / "models/mine")
-    converted(2).save(main / "twin")
+    converted(2, attention="dense", bank=1, rope_zero_fraction=1.0).save(main / "twin")
     (top / "shared/data").mkdir(parents=True)
     (top / "shared/data/voc-seg").symlink_to(main / "voc-seg")
     (top / "shared/data/photos").symlink_to(main / "photos")
@@ -103,11 +106,11 @@ def dinov3(folder: Path) -> None:
     shaken(DINOv3ViTModel(DINOv3ViTConfig(**shape, image_size=28, patch_size=14))).save_pretrained(folder)
 
 
-def converted(depth: int) -> veca.Veca:
+def converted(depth: int, **changes: Any) -> veca.Veca:
     """The shape of the bundled model's settings, at a hundredth of its size."""
     torch.manual_seed(3)
-    shape = {"patch_size": 14, "mlp": "gelu", "mlp_ratio": 4.0, "positions": "table", "table_size": 4}
-    return shaken(veca.create_model("veca_tiny", depth=depth, width=48, heads=3, **shape)).eval()
+    shape: dict[str, Any] = {"patch_size": 14, "mlp": "gelu", "mlp_ratio": 4.0, "positions": "table", "table_size": 4}
+    return shaken(veca.create_model("veca_tiny", depth=depth, width=48, heads=3, **shape, **changes)).eval()
 
 
 def shaken(model: torch.nn.Module) -> torch.nn.Module:
