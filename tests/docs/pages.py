@@ -18,12 +18,7 @@ OUTPUT = ("text", "ini", "dockerfile", "json", "bibtex")
 NOT_RUN = {
     "make test": "this is the test; .ci/run runs it",
     "make lint": ".ci/run runs it, before the tests",
-    "make types": ".ci/run runs it, before the tests",
-    "make docs": "test_site.py builds the site with the same options",
-    "make release": "minutes, and other Pythons; test_release.py builds and checks the distributions",
     "make results": "minutes to hours; test_reproduce.py runs docs/reproduce.py on small steps",
-    "git clone": "needs the repository's address",
-    "cd": "a shell's own",
     "python3 -m venv": "an environment of its own takes half a minute; tests/test_package.py makes one",
     "pip install": "needs the network; that the named extras exist is checked",
     "docker": "no docker here",
@@ -31,7 +26,6 @@ NOT_RUN = {
     "export FIRST_NODE": "asks Slurm for the nodes",
     ".venv/bin/pytest": "a part of this test suite",
     ".venv/bin/pip install": "needs the network",
-    "jupyter": "test_notebooks.py runs the notebooks",
 }
 NOT_RUN_PYTHON = {
     "import timm": "timm needs torchvision, which cannot be installed beside the CPU build of PyTorch",
