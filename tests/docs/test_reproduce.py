@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,33 @@ import pytest
 from .world import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
-from steps import STEPS, probe_table
+import reproduce as script
+from steps import STEPS, Step, probe_table
 
-from veca.cli import COMMANDS
+from veca.cli import COMMANDS, main
 
-
-def reproduce(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "docs/reproduce.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+Reproduce = Callable[..., str]
 
 
-def test_a_step_is_done_once_and_rewrites_the_copy_of_its_page(tmp_path: Path) -> None:
+@pytest.fixture
+def reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Reproduce:
+    """Run the script with these arguments (its steps are processes): what it and they print."""
+    monkeypatch.chdir(tmp_path)  # the script goes to the top of the repository; this brings the test back
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, arguments)])
+        status = script.main()
+        printed = "".join(capfd.readouterr())
+        assert status == 0, printed
+        return printed
+
+    return run
+
+
+def test_a_step_is_done_once_and_rewrites_the_copy_of_its_page(tmp_path: Path, reproduce: Reproduce) -> None:
     before = (ROOT / "docs/performance.md").read_bytes()
     arguments = ("--quick", "--only", "attention", "--results", tmp_path)
-    first = reproduce(*arguments)
-    assert first.returncode == 0, first.stdout + first.stderr
+    reproduce(*arguments)
     page = (tmp_path / "quick/docs/performance.md").read_text(encoding="utf-8")
     section = page.split("<!-- attention:begin -->")[1].split("<!-- attention:end -->")[0]
     assert "| 128² |" in section
@@ -35,19 +48,31 @@ def test_a_step_is_done_once_and_rewrites_the_copy_of_its_page(tmp_path: Path) -
     assert (ROOT / "docs/performance.md").read_bytes() == before
     done = json.loads((tmp_path / "quick/attention/done.json").read_text(encoding="utf-8"))
     assert done["command"].startswith("veca bench --paths attention")
-    second = reproduce(*arguments)
-    assert "attention: done before" in second.stdout
+    assert "attention: done before" in reproduce(*arguments)
     (tmp_path / "quick/docs/bench/attention/bench.json").unlink()
-    assert "attention (about" in reproduce(*arguments, "--list").stdout
+    assert "attention (about" in reproduce(*arguments, "--list")
 
 
-def test_what_is_missing_is_named_and_left_out(tmp_path: Path) -> None:
-    done = reproduce("--only", "probe-pets", "--results", tmp_path, "--shared", tmp_path / "none")
-    assert done.returncode == 0
-    assert "probe-pets: left out, it needs" in done.stdout
-    unknown = reproduce("--only", "nothing")
-    assert unknown.returncode == 1
-    assert "no step is called 'nothing'" in unknown.stderr
+def test_what_is_missing_is_named_and_left_out(tmp_path: Path, reproduce: Reproduce) -> None:
+    printed = reproduce("--only", "probe-pets", "--results", tmp_path, "--shared", tmp_path / "none")
+    assert "probe-pets: left out, it needs" in printed
+    with pytest.raises(SystemExit, match="no step is called 'nothing'"):
+        reproduce("--only", "nothing")
+
+
+def test_a_step_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = (Step("bad", "veca bench --sizes 17", 1, ("x",)), Step("good", "veca --version", 1, ("done.json",)))
+    monkeypatch.setattr(script, "STEPS", steps)
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--results", str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good/done.json").write_text('{"command": "another"}', encoding="utf-8")
+    assert script.main() == 1
+    printed = capfd.readouterr().out
+    assert "failed: bad" in printed
+    assert "1 of 2 steps are done" in printed
 
 
 def test_steps_have_different_names_a_command_and_marks_in_their_page() -> None:
@@ -77,21 +102,13 @@ def test_the_table_of_a_probe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
-def test_flags_of_a_step_exist(step: object) -> None:
-    """Each command and its quick flags parse: a flag that a command lost would only show after hours."""
-    import re
-
-    command, quick = step.command, step.quick  # type: ignore[attr-defined]
-    if not command.startswith("veca"):
+def test_flags_of_a_step_exist(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that a command has lost would otherwise show after hours."""
+    if not step.command.startswith("veca"):
         return
-    names = [word for word in command.split()[1:3] if re.fullmatch(r"[a-z]+", word)]
-    from contextlib import redirect_stdout
-    from io import StringIO
-
-    from veca.cli import main
-
-    text = StringIO()
-    with redirect_stdout(text), pytest.raises(SystemExit):
+    names = [word for word in step.command.split()[1:3] if re.fullmatch(r"[a-z]+", word)]
+    with pytest.raises(SystemExit):
         main([*names, "--help"])
-    for flag in re.findall(r"--[a-z][a-z-]*", f"{command} {quick}"):
-        assert flag in text.getvalue() or flag.replace("--no-", "--") in text.getvalue(), flag
+    known = capsys.readouterr().out
+    for flag in re.findall(r"--[a-z][a-z-]*", f"{step.command} {step.quick}"):
+        assert flag in known or flag.replace("--no-", "--") in known, flag
