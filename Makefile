@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint types docs results wheel release clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/veca demo --out demo
 
 test: $(VENV)/.installed
@@ -34,10 +34,18 @@ release: $(VENV)/.installed
 	$(BIN)/python tools/release.py
 
 # The constraints file names the CPU build of torch: a plain `torch` would pull gigabytes of CUDA.
+INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
+
+# What a first look needs, and no more: a third of everything.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[demo]'
+	touch $@
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(INSTALL) '.[dev]'
+	touch $(VENV)/.demo $@
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info demo

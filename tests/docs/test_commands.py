@@ -96,7 +96,7 @@ class Reader:
             if line in self.made:
                 return
             self.made.add(line)
-            line += " --old-file .venv/.installed"  # nothing is installed while testing
+            line += " --old-file .venv/.installed --old-file .venv/.demo"  # nothing is installed while testing
         if words[0] == "curl":
             line += " --fail --silent --show-error"
         if words[0] == "torchrun":
