@@ -100,7 +100,7 @@ STEPS = (
         "veca bench serve --model veca_small --out {docs}/bench/serve --page {docs}/performance.md",
         4,
         ("{docs}/bench/serve/serve.json",),
-        "--model veca_tiny --clients 1 2 --seconds 4s --size 64 --min-size 32",
+        "--model veca_tiny --clients 1 --seconds 6s --size 64 --min-size 32",
     ),
     Step(
         "distill",
