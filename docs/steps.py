@@ -81,19 +81,43 @@ STEPS = (
     ),
     Step(
         "base",
-        "veca bench --model veca_base --sizes 224 512 1024 --cores 8 64 --seconds 40 --out {docs}/bench/base "
+        "veca bench --model veca_base --sizes 512 1024 --cores 64 --seconds 30 --out {docs}/bench/base "
         "--page {docs}/performance.md base",
-        12,
+        3,
         ("{docs}/bench/base/bench.json",),
         f"--model veca_tiny --sizes 64 128 {BENCH}",
     ),
     Step(
         "attention",
-        "veca bench --paths attention --sizes 224 512 1024 2048 --cores 8 64 --seconds 40 --out {docs}/bench/attention "
+        "veca bench --paths attention --sizes 224 512 1024 2048 --cores 8 64 --seconds 15 --out {docs}/bench/attention "
         "--page {docs}/performance.md attention",
-        8,
+        4,
         ("{docs}/bench/attention/bench.json",),
         f"--sizes 64 128 {BENCH}",
+    ),
+    Step(
+        "ways",
+        "veca bench --sizes 512 --cores 64 --rounds 15 --against products stream compile onnx int8 "
+        "--out {docs}/bench/ways --page {docs}/performance.md ways",
+        2,
+        ("{docs}/bench/ways/bench.json",),
+        f"--model veca_tiny --sizes 64 {BENCH}",
+    ),
+    Step(
+        "stream",
+        "veca bench --sizes 2048 --cores 64 --rounds 5 --against stream products "
+        "--out {docs}/bench/stream --page {docs}/performance.md stream",
+        2,
+        ("{docs}/bench/stream/bench.json",),
+        f"--model veca_tiny --sizes 64 {BENCH}",
+    ),
+    Step(
+        "training",
+        "veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3 --rounds 1 --seconds 10 "
+        "--out {docs}/bench/training --page {docs}/performance.md training",
+        9,
+        ("{docs}/bench/training/bench.json",),
+        f"--model veca_tiny --sizes 64 {BENCH}",
     ),
     Step(
         "serve",

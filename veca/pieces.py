@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from veca.model import Block, Veca
 
 PADDING = 16  # a row of memory stays a multiple of 64 bytes when a channel is added to it
-PATCHES = 1024  # a piece: its widest tensor, 8 MB for the small model, stays in a CPU's last cache
+PATCHES = 2048  # a piece: its widest tensors, 8 MB each for the small model, stay in a CPU's last cache
 
 
 class FoldedWeights(NamedTuple):

@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> None:
     if settings.page is not None:
         page, name = Path(settings.page[0]), settings.page[1]
         picture = Path(os.path.relpath(paths[-1], page.parent)).as_posix()
-        put_section(page, name, f"{markdown(results)}\n\n![{settings.model}: time over patches]({picture})")
+        put_section(page, name, f"{markdown(results)}\n\n![{settings.model}: cost over patches]({picture})")
     console.print(f"{settings.out}: {', '.join(path.name for path in paths)}", highlight=False)
 
 
