@@ -11,14 +11,15 @@ class Convert(Settings):
     r"""From a teacher's own weights: a useful VECA in hours on a CPU instead of weeks on GPUs (DESIGN section 3).
 
     trains    a student with the teacher's geometry and weights, and 64 new cores; first each block alone on the
-              teacher's patches (forcing), then freely, with a loss on every layer (hints)
+              teacher's patches (forcing), then on ever more of its own (fading), then freely; with a loss on every
+              layer (hints)
     on        a few thousand photographs and a DINOv2 or DINOv3 teacher
     for       about 100,000 views, the last tenth at several sizes
     hardware  two CPU cores: about eight hours for a ViT-S/14; a GPU: minutes
-    expects   after 12 minutes a dense cosine of 0.7 at 64 cores (DESIGN section 3); docs/results.md has the long run
+    expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (--steps 160
+              --warmup-steps 20, ten minutes); docs/results.md has the long run
 
-    veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert \
-        --cache-teacher cache/convert --views 2
+    veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
 
     student: str = "teacher"
@@ -38,7 +39,9 @@ class Convert(Settings):
     late_resolution_weights: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)
     standardise: bool = True
     hints: float = 1.0
-    forcing: float = 0.5
+    hints_until: float = 0.9
+    forcing: float = 0.1
+    fading: float = 0.4
     forced_patches: float = 0.5
     val_every: int = 500
     val_images: int = 128
