@@ -166,6 +166,29 @@ def test_hooks_and_adapters_see_the_plain_forward() -> None:
             model.stream(images)
 
 
+def test_weights_of_another_kind_see_the_plain_forward() -> None:
+    """Quantisation replaces a weight by a tensor that only its own products understand."""
+
+    class Packed(Tensor):
+        """Stands for 8 bits: may be used by a linear layer, and by nothing else."""
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func not in (nn.functional.linear, Tensor.dtype.__get__, Tensor.requires_grad.__get__):  # type: ignore[attr-defined]
+                raise NotImplementedError(func)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    model, images = small().eval(), torch.randn(1, 3, 48, 48)
+    expected = plain(model, images, 16)
+    layer = model.blocks[1].attn.v_proj
+    layer._parameters["weight"] = layer.weight.detach().as_subclass(Packed)  # type: ignore[union-attr, assignment]
+    with torch.no_grad():
+        same(model(images), expected)
+        with pytest.raises(InputError, match="hooks or replaced layers"):
+            model.stream(images)
+
+
 def test_autocast_and_other_precisions_are_left_alone() -> None:
     model, images = small(), torch.randn(1, 3, 48, 48)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

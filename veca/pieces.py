@@ -305,9 +305,11 @@ def _as_built(block: nn.Module) -> bool:
     if type(attention) is not Attention or attention.dense:
         return False
     layers = _layers(block)
-    return all(type(layer) is nn.Linear or type(layer) is nn.LayerNorm for layer in layers) and not any(
-        layer._forward_hooks or layer._forward_pre_hooks for layer in (block, attention, *layers)
-    )
+    if not all(type(layer) is nn.Linear or type(layer) is nn.LayerNorm for layer in layers):
+        return False
+    if not all(type(layer._parameters["weight"]) is nn.Parameter for layer in layers):  # quantised by torchao, say
+        return False
+    return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (block, attention, *layers))
 
 
 _folded: weakref.WeakKeyDictionary[Block, tuple[object, Tensor, FoldedWeights]] = weakref.WeakKeyDictionary()
