@@ -26,6 +26,15 @@ FLAGS = [
 ]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Models and pictures as small as most tests' lose time to a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of reference vectors, teacher and data; where it is absent the test skips, but never in CI."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import tifffile
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 from veca import pieces
@@ -32,13 +32,7 @@ VARIANTS = {
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(**overrides: object) -> Veca:
@@ -417,3 +411,9 @@ def test_memory_is_the_token_buffer_and_a_constant(tmp_path: Path) -> None:
     assert grown["float16"] < buffer / 2 + 24
     assert grown["spilled"] < 24  # neither the photo, nor the tokens, nor the output
     assert grown["float32"] > buffer * 0.7  # the measurement sees what is there
+
+
+def test_a_file_that_is_too_small_is_named(tmp_path: Path) -> None:
+    Image.new("RGB", (1, 1)).save(tmp_path / "one.png")
+    with pytest.raises(InputError, match=r"one\.png: 1×1 is smaller than a patch of 16×16"):
+        small().stream(tmp_path / "one.png")

@@ -44,9 +44,8 @@ def spread_points(count: int, candidates: int = 1000, limit: float = 0.95) -> Te
 
     The order matters: every prefix of the bank then covers the whole image.
     """
-    points = (
-        torch.rand(max(candidates, count), 2, device="cpu") * 2 - 1
-    ) * limit  # on the CPU even under `torch.device`
+    # On the CPU even under `torch.device`.
+    points = (torch.rand(max(candidates, count), 2, device="cpu") * 2 - 1) * limit
     chosen = [int(points.square().sum(-1).argmin())]
     distance = torch.full((len(points),), torch.inf, device="cpu")
     for _ in range(count - 1):

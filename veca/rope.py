@@ -23,22 +23,10 @@ class Rotation(NamedTuple):
 
 def frequencies(head_width: int, zero_fraction: float, device: torch.device | None = None) -> Tensor:
     """2π/period of the d/4 pairs of one axis; 0 for the last ones, whose period is infinite."""
-    if not torch.compiler.is_compiling():  # a traced graph must not hold on to a tensor from outside it
-        return _remembered_frequencies(head_width, zero_fraction, device)
-    return _frequencies(head_width, zero_fraction, device)
-
-
-def _frequencies(head_width: int, zero_fraction: float, device: torch.device | None) -> Tensor:
     count = head_width // 4
     still = round(zero_fraction * count)
     values = [2 * math.pi / 100 ** (2 * i / (head_width / 2)) for i in range(count - still)] + [0.0] * still
     return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-@functools.lru_cache(maxsize=8)
-def _remembered_frequencies(head_width: int, zero_fraction: float, device: torch.device | None) -> Tensor:
-    with torch.inference_mode(False):  # an inference tensor could not be used in training later
-        return _frequencies(head_width, zero_fraction, device)
 
 
 def rotation(coords: Tensor, head_width: int, zero_fraction: float) -> Rotation:

@@ -59,7 +59,8 @@ def open_strips(source: StripSource, patch_size: int) -> Strips:
                 return ArrayStrips(np.load(path, mmap_mode="r", allow_pickle=False), patch_size, str(path))
             except (ValueError, OSError, EOFError) as error:
                 raise InputError(f"{path}: not an array of numbers ({error})") from error
-    return ArrayStrips(np.asarray(open_image(source, MAX_PIXELS)), patch_size)
+    name = str(source) if isinstance(source, (str, os.PathLike)) else "image"
+    return ArrayStrips(np.asarray(open_image(source, MAX_PIXELS)), patch_size, name)
 
 
 def whole_patches(height: int, width: int, patch_size: int, name: str) -> tuple[int, int]:

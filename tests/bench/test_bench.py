@@ -14,7 +14,7 @@ import torch
 from veca.bench.arms import Arm, attention_path, build, network, products
 from veca.bench.flops import closed_form_flops, veca_flops
 from veca.bench.measure import interleaved, peak_memory
-from veca.bench.report import put_section, slope
+from veca.bench.report import put_section, rounds, slope
 from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 
@@ -94,6 +94,12 @@ def test_peak_memory_grows_with_the_image() -> None:
     tokens = (2048 // 16) ** 2 * SMALL.width * 4
     assert large > small
     assert tokens < large < 100 * tokens
+
+
+def test_a_table_says_from_how_many_rounds_it_comes() -> None:
+    assert rounds([{"rounds": 1}, {"rounds": 1}]) == "each was measured once"
+    assert rounds([{"rounds": 7}, {"rounds": 7}]) == "the best and the median of 7 rounds"
+    assert rounds([{"rounds": 7}, {"rounds": 2}]) == "the best and the median of 2 to 7 rounds"
 
 
 def test_a_section_of_a_page_is_replaced(tmp_path: Path) -> None:

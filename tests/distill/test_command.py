@@ -61,6 +61,7 @@ def test_the_papers_recipes() -> None:
         (["--budgets", "8", "16"], "--budgets has 2 entries, --budget-weights 8"),
         (["--epochs", "3"], "either as --epochs or as --steps"),
         (["--forcing", "1.5"], "--forcing is a share from 0 to 1"),
+        (["--forcing", "0.7", "--fading", "0.6"], "leave no step at which the student runs freely"),
         (["--device", "cuda"], "PyTorch sees no GPU here"),
         (["--student", "teacher", "--init", "fresh"], "--student teacher needs --init teacher"),
     ],

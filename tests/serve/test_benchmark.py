@@ -54,3 +54,8 @@ def test_a_summary_counts_what_was_answered() -> None:
     assert (row["per_second"], row["mean_cores"], row["mean_size"], row["mean_batch"]) == (1.0, 36.0, 336.0, 3.0)
     assert row["p50"] == pytest.approx(0.2)
     assert row["p99"] == pytest.approx(0.298)
+
+
+def test_a_summary_without_answers_claims_no_quick_ones() -> None:
+    row = summary([Sample(0.01, 503, 0, 0, 0)], 2.0)
+    assert (row["answered"], row["refused"], row["p50"], row["p99"]) == (0, 1, 2.0, 2.0)

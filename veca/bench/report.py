@@ -57,7 +57,7 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         f"`{results['command']}`",
         f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are "
-        "of one pass of the whole batch, the best of several and their median.",
+        f"of one pass of the whole batch, warm; {rounds(results['rows'])}.",
     ]
     for path in dict.fromkeys(row["path"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["path"] == path]
@@ -78,6 +78,14 @@ def markdown(results: dict[str, Any]) -> str:
         if slopes:
             parts.append(f"Slope of log time over log patches (1: linear, 2: quadratic): {slopes}.")
     return "\n\n".join(parts)
+
+
+def rounds(rows: Sequence[dict[str, Any]]) -> str:
+    """From how many measurements the times come."""
+    fewest, most = min(row["rounds"] for row in rows), max(row["rounds"] for row in rows)
+    if most == 1:
+        return "each was measured once"
+    return f"the best and the median of {most if fewest == most else f'{fewest} to {most}'} rounds"
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -168,6 +168,8 @@ class Settings:
         for name in ("lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers", "views", "warmup_steps",
                      "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
+        free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
+        check(self.forcing + self.fading < 1, free)
         check(0 < self.forced_patches <= 1, f"--forced-patches is a share above 0, not {self.forced_patches}")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")

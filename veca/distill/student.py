@@ -49,7 +49,8 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
     if settings.wants_layers and (teacher.depth, teacher.width) != (model.config.depth, model.config.width):
         raise InputError(
             f"hints and forcing need a student as deep and wide as the teacher ({teacher.depth} layers, "
-            f"{teacher.width} wide), not {model.config.depth} and {model.config.width}: use --hints 0 --forcing 0"
+            f"{teacher.width} wide), not {model.config.depth} and {model.config.width}: "
+            "use --hints 0 --forcing 0 --fading 0"
         )
     too_many = [budget for budget in (*settings.budgets, *settings.val_budgets) if not 1 <= budget <= model.config.bank]
     if too_many:

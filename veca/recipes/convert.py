@@ -17,7 +17,7 @@ class Convert(Settings):
     for       about 100,000 views, the last tenth at several sizes
     hardware  two CPU cores: about eight hours for a ViT-S/14; a GPU: minutes
     expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (--steps 160
-              --warmup-steps 20, ten minutes); docs/results.md has the long run
+              --warmup-steps 20 --forcing 0.2 --fading 0.5, ten minutes); docs/results.md has the long run
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
