@@ -146,6 +146,14 @@ STEPS = (
         pictures=(("run/curves.png", "images/results-curves.png"),),
     ),
     Step(
+        "cost",
+        "veca bench --model {model} --sizes 224 448 896 1344 2016 --cores 8 64 --seconds 30 --against dinov2 "
+        "--out {docs}/bench/s14 --page {docs}/results.md cost",
+        6,
+        ("{docs}/bench/s14/bench.json",),
+        f"--sizes 56 112 {BENCH}",
+    ),
+    Step(
         "fidelity",
         "veca probe teacher --data {shared}/data/photos/photos-006.tar --teacher {teacher} --model {model} --out {out}",
         25,

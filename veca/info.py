@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from veca.bench.flops import dinov3_flops, veca_flops
+from veca.bench.flops import dino_flops, veca_flops
 from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 from veca.files import write_json
@@ -64,7 +64,7 @@ def describe(name: str) -> dict[str, Any]:
 
 def flops_row(config: VecaConfig, size: int, budgets: list[int]) -> dict[str, Any]:
     try:
-        dinov3: int | None = dinov3_flops(config, size)
+        dinov3: int | None = dino_flops("dinov3", config, size)
     except InputError:  # transformers is optional; the rest of the table is not
         dinov3 = None
     return {

@@ -20,6 +20,10 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+    def at(self, tokens: Tensor) -> Rotation:
+        """Of some of the tokens, by number."""
+        return Rotation(self.cos[..., tokens, :], self.sin[..., tokens, :])
+
 
 def frequencies(head_width: int, zero_fraction: float, device: torch.device | None = None) -> Tensor:
     """2π/period of the d/4 pairs of one axis; 0 for the last ones, whose period is infinite."""

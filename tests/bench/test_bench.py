@@ -17,6 +17,7 @@ from veca.bench.measure import interleaved, peak_memory
 from veca.bench.report import put_section, rounds, slope
 from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
+from veca.model import Veca
 
 SMALL = VecaConfig(depth=2, width=32, heads=2, bank=16)
 CPU = torch.device("cpu")
@@ -46,13 +47,13 @@ def test_products_are_those_of_the_forward_pass() -> None:
 
 
 def test_every_contender_runs_and_is_measured() -> None:
-    arms = [Arm("veca", 8), Arm("dense", 8), Arm("dinov3", 0), Arm("products", 8)]
+    arms = [Arm("veca", 8), Arm("dense", 8), Arm("dinov2", 0), Arm("dinov3", 0), Arm("products", 8)]
     calls = {arm: network(arm, SMALL, 32, 2, CPU) for arm in arms}
     said: list[str] = []
     times = interleaved(calls, 3, CPU, 60, said.append)
     assert {arm: len(values) for arm, values in times.items()} == dict.fromkeys(arms, 3)
     assert said[: len(arms)] == [f"{arm.label}, round 1 of 3" for arm in arms]  # interleaved, not one after another
-    for arm in arms[:3]:
+    for arm in arms[:4]:
         attention_path(arm, SMALL, 32, 1, CPU)()
 
 
@@ -153,8 +154,28 @@ def test_ways_and_training(tmp_path: Path) -> None:
     assert "times_faster_than_veca" not in ours
 
 
+def test_a_models_own_geometry_beside_dinov2(tmp_path: Path) -> None:
+    config = VecaConfig(depth=2, width=32, heads=2, bank=16, patch_size=14, mlp="gelu", positions="table")
+    Veca(config).save(tmp_path / "model")
+    done = run(
+        *("--model", str(tmp_path / "model"), "--sizes", "56", "--cores", "8", "--rounds", "1", "--no-memory"),
+        *("--against", "dinov2", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    ours, dinov2 = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert ours["gflops"] == closed_form_flops(config, 56, 8) / 1e9
+    assert ours["times_faster_than_dinov2"] == pytest.approx(dinov2["best_ms"] / ours["best_ms"])
+    tokens, width = 16 + 1, 32  # a class token
+    block = 2 * tokens * width * (4 + 4 + 4) * width + 4 * tokens**2 * width
+    assert dinov2["gflops"] == (2 * block + 2 * 16 * 3 * 14 * 14 * width) / 1e9
+
+
 def test_mistakes() -> None:
-    for arguments, words in ((("--sizes", "100"), "multiple of the patch size 16"), (("--cores", "65"), "1 and 64")):
+    for arguments, words in (
+        (("--sizes", "100"), "multiple of the patch size 16"),
+        (("--cores", "65"), "1 and 64"),
+        (("--model", "veca_smal"), "veca_smal"),
+    ):
         done = run(*arguments)
         assert done.returncode == 2
         assert words in done.stderr

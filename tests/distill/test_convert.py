@@ -161,7 +161,7 @@ def test_forced_blocks_see_the_teachers_patches() -> None:
         student.model.blocks[0].fc2.bias += torch.randn(64)
     torch.testing.assert_close(first, layers(True)[1])
     assert not torch.allclose(before_forced[0], layers(True)[0])
-    for forced, share in ((1.0, 0.5), (0.5, 1.0), (0.0, 1.0)):
+    for forced, share in ((1.0, 0.5), (0.5, 0.5), (0.5, 1.0), (0.0, 0.5), (0.0, 1.0)):
         student.zero_grad(set_to_none=True)
         student(images, 8, target, standards, 1.0, standards.layers, forced, share).total.backward()
         missing = [name for name, p in student.named_parameters() if p.grad is None]

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from veca.attention import attend
-from veca.bench.flops import dinov3_config
+from veca.bench.flops import dino
 from veca.config import VecaConfig
 from veca.errors import InputError, require
 from veca.model import Veca
 
 Call = Callable[[], object]
+PREFIX = {"dinov2": 1, "dinov3": 5}  # tokens before the patches: a class token, and DINOv3's four registers
 
 
 class Arm(NamedTuple):
     """One row of the table: which network, with how many cores (0: it has none)."""
 
-    name: str  # veca, dense or dinov3; stream, compile, onnx, int8: veca by another way; products: nothing but those
+    name: str  # veca, dense, dinov2, dinov3; stream, compile, onnx, int8: veca by another way; products: those alone
     cores: int
 
     @property
@@ -38,7 +39,7 @@ def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.d
         torch.manual_seed(0)
         return products(config, size, arm.cores, batch, device)
     model, images = build(arm, config, device), torch.randn(batch, 3, size, size, device=device)
-    if arm.name == "dinov3":
+    if arm.name in PREFIX:
         return lambda: model(images)
     if arm.name in ("onnx", "int8"):
         return in_onnxruntime(model, arm, images)
@@ -55,9 +56,8 @@ def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.d
 def build(arm: Arm, config: VecaConfig, device: torch.device) -> nn.Module:
     """The network of an arm, in evaluation mode, the same random weights every time."""
     torch.manual_seed(0)
-    if arm.name == "dinov3":
-        dinov3: nn.Module = require("transformers", "bench").DINOv3ViTModel(dinov3_config(config))
-        return dinov3.eval().to(device)
+    if arm.name in PREFIX:
+        return dino(arm.name, config).to(device)
     attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
     return Veca(replace(config, attention=attention)).eval().to(device)
 
@@ -106,7 +106,7 @@ def training_step(arm: Arm, config: VecaConfig, size: int, batch: int, device: t
 def attention_path(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
     """The attention of every layer alone, from queries, keys and values to the mixed values (paper, Fig. S.7)."""
     patches, heads, cores = (size // config.patch_size) ** 2, config.heads, arm.cores
-    tokens = patches + (5 if arm.name == "dinov3" else cores)  # DINOv3: a class token and four registers
+    tokens = patches + PREFIX.get(arm.name, cores)
     q, k, v = torch.randn(3, batch, heads, tokens, config.head_width, device=device)
 
     def dense() -> None:

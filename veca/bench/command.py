@@ -16,14 +16,15 @@ import torch
 import tyro
 from rich.console import Console
 
-from veca.bench.arms import Arm, attention_path, network, training_step
-from veca.bench.flops import closed_form_flops, dinov3_flops, veca_flops
+from veca.bench.arms import PREFIX, Arm, attention_path, network, training_step
+from veca.bench.flops import closed_form_flops, dino_flops, veca_flops
 from veca.bench.measure import interleaved, machine, peak_memory
 from veca.bench.report import markdown, put_section, show, slope, write
-from veca.config import VecaConfig, model_config
+from veca.config import MODELS, VecaConfig, model_config
 from veca.errors import InputError
+from veca.weights import load
 
-Against = Literal["dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
+Against = Literal["dinov2", "dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
 WAYS = ("stream", "compile", "onnx", "int8")  # other ways to run the same network
 PATHS = {"whole": "end to end", "attention": "attention alone", "training": "training"}
 OTHERS = {"distill": "veca.distill.benchmark", "serve": "veca.serve.benchmark"}
@@ -42,15 +43,16 @@ class Bench:
       veca bench --model veca_base --sizes 512 1024 --cores 64 --out bench/base
       veca bench --paths attention --sizes 512 1024 2048
       veca bench --sizes 512 --cores 64 --against stream compile onnx int8
+      veca bench --model veca-s14 --sizes 224 448 896 --against dinov2
       veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3
       veca bench distill --help                         images/s of training
       veca bench serve --help                           requests/s of the service
     """
 
     model: str = "veca_small"
-    """a size: veca_tiny … veca_large"""
+    """a size (veca_tiny … veca_large), or any model that veca.load takes: its own geometry, random weights"""
     sizes: tuple[int, ...] = (224, 512, 1024)
-    """sides of the square images, multiples of 16"""
+    """sides of the square images, multiples of the patch size"""
     cores: tuple[int, ...] = (8, 64)
     """budgets"""
     batches: tuple[int, ...] = (1,)
@@ -80,7 +82,7 @@ def main(arguments: list[str]) -> None:
         importlib.import_module(OTHERS[arguments[0]]).main(arguments[1:])
         return
     settings = tyro.cli(Bench, args=arguments, prog="veca bench", description=inspect.getdoc(Bench))
-    config = model_config(settings.model)
+    config = find_config(settings.model)
     check(settings, config)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -96,6 +98,15 @@ def main(arguments: list[str]) -> None:
         picture = Path(os.path.relpath(paths[-1], page.parent)).as_posix()
         put_section(page, name, f"{markdown(results)}\n\n![{settings.model}: cost over patches]({picture})")
     console.print(f"{settings.out}: {', '.join(path.name for path in paths)}", highlight=False)
+
+
+def find_config(name: str) -> VecaConfig:
+    if name in MODELS:
+        return model_config(name)
+    try:
+        return load(name).config
+    except InputError as error:
+        raise InputError(f"--model is a size ({', '.join(MODELS)}) or a trained model: {error}") from error
 
 
 def check(settings: Bench, config: VecaConfig) -> None:
@@ -168,7 +179,7 @@ def measure_size(
             said(f"memory of {arm.label}")
             row["memory_mb"] = peak_memory(arm, config, size, batch, device, training) / 1e6
         for other in arms:
-            if other.name in ("dinov3", "dense") and arm.name != other.name:
+            if other.name in (*PREFIX, "dense") and arm.name != other.name:
                 row[f"times_faster_than_{other.name}"] = best[other] / best[arm]
             if other.name == "veca" and other.cores == arm.cores and arm.name in WAYS:
                 row["times_faster_than_veca"] = best[other] / best[arm]
@@ -185,8 +196,7 @@ def contenders(settings: Bench, kind: str) -> list[Arm]:
         arms += [Arm(way, cores) for way in WAYS if way in settings.against for cores in settings.cores]
     if "dense" in settings.against:
         arms.append(Arm("dense", settings.cores[-1]))
-    if "dinov3" in settings.against:
-        arms.append(Arm("dinov3", 0))
+    arms += [Arm(name, 0) for name in PREFIX if name in settings.against]
     if kind == "training":
         arms += [Arm(f"{arm.name} checkpointed", arm.cores) for arm in arms]
     if kind == "whole" and "products" in settings.against:
@@ -196,8 +206,8 @@ def contenders(settings: Bench, kind: str) -> list[Arm]:
 
 def flops(arm: Arm, config: VecaConfig, size: int) -> dict[str, Any]:
     """PyTorch's count; for our own arms checked against the closed form with its 2NC + C²."""
-    if arm.name == "dinov3":
-        return {"gflops": dinov3_flops(config, size) / 1e9}
+    if arm.name in PREFIX:
+        return {"gflops": dino_flops(arm.name, config, size) / 1e9}
     attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
     own = VecaConfig.from_dict({**config.to_dict(), "attention": attention})
     counted, written = veca_flops(own, size, arm.cores), closed_form_flops(own, size, arm.cores)

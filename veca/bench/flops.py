@@ -34,24 +34,28 @@ def closed_form_flops(config: VecaConfig, size: int, cores: int) -> int:
     return config.depth * block + embed + heads + project
 
 
-def dinov3_config(config: VecaConfig) -> Any:
-    """transformers' configuration of the DINOv3 with the depth, width and heads of `config`."""
+def dino(name: str, config: VecaConfig) -> nn.Module:
+    """transformers' dinov2 or dinov3 with the depth, width, heads and patch size of `config`."""
     transformers = require("transformers", "bench")
-    return transformers.DINOv3ViTConfig(
-        hidden_size=config.width,
-        intermediate_size=config.width * 4,
-        num_hidden_layers=config.depth,
-        num_attention_heads=config.heads,
-        num_register_tokens=4,
-        patch_size=config.patch_size,
-    )
+    shape = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "patch_size": config.patch_size,
+    }
+    if name == "dinov2":
+        older = transformers.Dinov2Config(**shape, mlp_ratio=4, image_size=37 * config.patch_size)
+        model: nn.Module = transformers.Dinov2Model(older)
+    else:
+        newer = transformers.DINOv3ViTConfig(**shape, intermediate_size=config.width * 4, num_register_tokens=4)
+        model = transformers.DINOv3ViTModel(newer)
+    return model.eval()
 
 
-def dinov3_flops(config: VecaConfig, size: int) -> int:
-    """FLOPs of a DINOv3 of the same depth, width, heads and patch size."""
-    transformers = require("transformers", "bench")
+def dino_flops(name: str, config: VecaConfig, size: int) -> int:
+    """FLOPs of a dinov2 or dinov3 of the same depth, width, heads and patch size."""
     with torch.device("meta"):
-        model = transformers.DINOv3ViTModel(dinov3_config(config)).eval()
+        model = dino(name, config)
     return _count(model, size)
 
 

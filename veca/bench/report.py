@@ -23,6 +23,7 @@ COLUMNS = {
     "best_ms": "best ms",
     "median_ms": "median ms",
     "images_per_second": "images/s",
+    "times_faster_than_dinov2": "× DINOv2",
     "times_faster_than_dinov3": "× DINOv3",
     "times_faster_than_dense": "× dense",
     "times_faster_than_veca": "× veca",
@@ -127,6 +128,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     styles = {
         "veca": ("#1b7f79", "o"),
         "dense": ("#b8860b", "s"),
+        "dinov2": ("#8c2d5a", "^"),
         "dinov3": ("#8c2d5a", "^"),
         "stream": ("#4c6fb1", "v"),
         "compile": ("#7a5aa6", "D"),

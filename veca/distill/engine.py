@@ -130,6 +130,7 @@ def train(settings: Settings) -> Path:
                 break
             budget = draw(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
             resolution = plan.resolution(step)
+            share = settings.patch_share if step < settings.late_from * length.total else 1.0
             forced = settings.forced_at(step, length.total)
             hints = settings.hints if step < settings.hints_until * length.total else 0.0
             lr = learning_rate(step, length.total, length.warmup, settings.lr, settings.min_lr)
@@ -147,7 +148,7 @@ def train(settings: Settings) -> Path:
                     last = micro == settings.accumulate - 1
                     with nullcontext() if last or ranks.count == 1 else student.no_sync():  # type: ignore[operator]
                         loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced,
-                                             settings.forced_patches)  # fmt: skip
+                                             share)  # fmt: skip
                         torch.autograd.backward(loss.total / settings.accumulate)
                 losses.append(Loss(*(value.detach() for value in loss)))
 

@@ -62,7 +62,7 @@ def forced_block(
     patch_k, patch_v = rotate(heads(attn.k_proj, normed), by_patch), heads(attn.v_proj, normed)
     if chosen is not None:
         patches, normed = patches[:, chosen], normed[:, chosen]
-        by_patch = Rotation(by_patch.cos[..., chosen, :], by_patch.sin[..., chosen, :])
+        by_patch = by_patch.at(chosen)
     patch_q = rotate(heads(attn.q_proj, normed), by_patch)
     k, v = torch.cat((core_k, patch_k), dim=-2), torch.cat((core_v, patch_v), dim=-2)
     readable = (k, v) if attn.dense else (core_k, core_v)

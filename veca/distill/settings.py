@@ -100,8 +100,8 @@ class Settings:
     """For this first share of the steps each block is fed the teacher's patches."""
     fading: float = 0.0
     """For this next share of the steps they are mixed with the student's own, ever more of these: a soft landing."""
-    forced_patches: float = 1.0
-    """Share of the patches that are computed and compared while forced, a new draw each step; less is quicker."""
+    patch_share: float = 1.0
+    """Share of a view's patches that go through the student, drawn each step until --late-from: less is quicker."""
 
     cache_teacher: Path | None = None
     """Folder for the teacher's features: computed once, then read from disk (float16)."""
@@ -170,7 +170,7 @@ class Settings:
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
         check(self.forcing + self.fading < 1, free)
-        check(0 < self.forced_patches <= 1, f"--forced-patches is a share above 0, not {self.forced_patches}")
+        check(0 < self.patch_share <= 1, f"--patch-share is a share above 0, not {self.patch_share}")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
         check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")

@@ -83,22 +83,22 @@ class Student(nn.Module):
         hint_weight: float,
         hint_standard: Standard | None,
         forced: float,  # how much of the patches that enter a block is the teacher's; 0: the student runs freely
-        share: float = 1.0,  # of the patches that leave a block fed by the teacher alone
+        share: float = 1.0,  # of the patches: the others are left out, or only read by the cores where forced is 1
     ) -> Loss:
         """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
-        hints = hint_weight > 0
-        if 0 < forced < 1:
-            assert target.layers is not None
-            fed = [None, *target.layers[:-1]]
-            layers = self.model.forward_layers(images, cores, forced_patches=fed, forcing=forced).tokens
-        elif forced:
-            assert target.layers is not None
-            chosen, entering = choose_patches(target.patches.shape[1], share, images.device), target.layers[:-1]
-            layers = forced_layers(self.model, images, cores, entering, chosen)
-            if chosen is not None:
-                target = TeacherOutput(target.cls, target.patches[:, chosen], target.layers[:, :, chosen])
+        hints, given = hint_weight > 0, target.layers
+        chosen = choose_patches(target.patches.shape[1], share, images.device)
+        if chosen is not None:
+            kept = given[:, :, chosen] if given is not None else None
+            target = TeacherOutput(target.cls, target.patches[:, chosen], kept)
+        if forced == 1:
+            assert given is not None
+            layers = forced_layers(self.model, images, cores, given[:-1], chosen)
         else:
-            layers = self.model.forward_layers(images, cores, last_only=not hints).tokens
+            fed = [None, *target.layers[:-1]] if forced and target.layers is not None else None
+            layers = self.model.forward_layers(
+                images, cores, forced_patches=fed, forcing=forced, chosen=chosen, last_only=not hints
+            ).tokens
         tokens = self.model.project(self.model.norm(layers[-1]))
         loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
         if hints:
