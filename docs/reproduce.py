@@ -27,8 +27,9 @@ from steps import STEPS, Step
 
 from veca.bench.measure import machine
 from veca.bench.report import put_section
-from veca.files import write_json, write_text
-from veca.weights import bundled_models
+from veca.errors import InputError
+from veca.files import file_digest, write_json, write_text
+from veca.weights import bundled_models, find
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +39,7 @@ class Settings:
     """Run the steps that are not done yet."""
 
     only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """this step, and those it needs; may be repeated"""
+    """this step; may be repeated"""
     quick: tyro.conf.FlagCreatePairsOff[bool] = False
     """a small version of each, on a cut of the data and copies of the pages, in results/quick"""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -100,12 +101,22 @@ class Run:
         ]
 
     def done(self, step: Step) -> dict[str, Any] | None:
-        """What a finished step left, if it was this command and everything is still there."""
+        """What a finished step left, if it was this command on these weights and everything is still there."""
         path = self.out(step) / "done.json"
         if not path.is_file() or not all(output.exists() for output in self.outputs(step)):
             return None
         left: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return left if left["command"] == shlex.join(self.command(step)) else None
+        same = left["command"] == shlex.join(self.command(step)) and left.get("weights") == self.weights(step)
+        return left if same else None
+
+    def weights(self, step: Step) -> str | None:
+        """A digest of the weights that the step shows; new ones make it due again."""
+        if "{model}" not in step.command and step.name != "demo":
+            return None
+        try:
+            return file_digest(find(self.settings.model))
+        except InputError:  # none are bundled yet
+            return None
 
 
 def main() -> int:
@@ -142,16 +153,11 @@ def main() -> int:
 
 
 def chosen(names: tuple[str, ...]) -> list[Step]:
-    """The named steps and those they need, in the order of the list; all without names."""
+    """The named steps, in the order of the list; all without names."""
     known = {step.name: step for step in STEPS}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no step is called {unknown[0]!r}; there are {', '.join(known)}")
-    wanted, waiting = set[str](), list(names or known)
-    while waiting:
-        name = waiting.pop()
-        wanted.add(name)
-        waiting += [before for before in known[name].after if before not in wanted]
-    return [step for step in STEPS if step.name in wanted]
+    return [step for step in STEPS if not names or step.name in names]
 
 
 def perform(step: Step, run: Run) -> bool:
@@ -173,7 +179,12 @@ def perform(step: Step, run: Run) -> bool:
     seconds = time.monotonic() - began
     write_json(
         run.out(step) / "done.json",
-        {"command": shlex.join(command), "minutes": round(seconds / 60, 2), "machine": machine()},
+        {
+            "command": shlex.join(command),
+            "weights": run.weights(step),
+            "minutes": round(seconds / 60, 2),
+            "machine": machine(),
+        },
     )
     print(f"{step.name}: {seconds / 60:.1f} min", flush=True)
     return True

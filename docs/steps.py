@@ -23,7 +23,6 @@ class Step:
     page: str = ""  # the page whose section of the step's name is rewritten from {out}, where the command does not
     table: Callable[[Path], str] | None = None  # {out} → that section
     pictures: tuple[tuple[str, str], ...] = ()  # from {out} into {docs}
-    after: tuple[str, ...] = ()  # steps whose output it uses
 
 
 def probe_table(out: Path) -> str:

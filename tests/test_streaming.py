@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from veca import pieces
 from veca.cli import main as run_command
@@ -160,6 +161,14 @@ def test_hooks_and_adapters_see_the_plain_forward() -> None:
             model.stream(images)
 
 
+def test_pruned_layers_see_the_plain_forward() -> None:
+    """Pruning keeps the layer's type and makes its weight anew before every call."""
+    model, images = small().eval(), torch.randn(1, 3, 48, 48)
+    prune.l1_unstructured(model.blocks[0].fc1, "weight", amount=0.5)
+    with torch.no_grad():
+        same(model(images), plain(model, images, 16))
+
+
 def test_weights_of_another_kind_see_the_plain_forward() -> None:
     """Quantisation replaces a weight by a tensor that only its own products understand."""
 
@@ -256,6 +265,18 @@ def test_other_sources(tmp_path: Path) -> None:
         plain(model, to_tensor(open_image(grey[:64, :48]))[None], 16),
     )
     same(model.stream(values / 255.0), expected)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tile": (32, 32)}])
+def test_a_fourth_band_is_no_opacity_unless_the_file_says_so(layout: dict[str, object], tmp_path: Path) -> None:
+    model, values = small(), photo(64, 48, channels=4)
+    colours = plain(model, to_tensor(open_image(values[..., :3]))[None], 16)
+    blended = plain(model, to_tensor(open_image(values))[None], 16)
+    assert not torch.allclose(colours.patches, blended.patches, atol=1e-2)
+    infrared = tiff(tmp_path / "nir.tif", values, photometric="rgb", extrasamples=["unspecified"], **layout)
+    same(model.stream(infrared), colours)
+    opacity = tiff(tmp_path / "rgba.tif", values, photometric="rgb", extrasamples=["unassalpha"], **layout)
+    same(model.stream(opacity), blended)
 
 
 def test_tiff_with_jpeg_tiles(tmp_path: Path) -> None:

@@ -200,13 +200,17 @@ def batches(images: Iterator[Decoded], size: int) -> Iterator[list[Decoded]]:
     yield from waiting.values()
 
 
+def no_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
 @torch.inference_mode()
 def write_batch(model: Veca, batch: list[Decoded], folder: FeatureFolder, settings: Settings) -> None:
     images = torch.stack([to_tensor(Image.fromarray(item.pixels)) for item in batch if item.pixels is not None])
     try:
         output: VecaOutput = model(images.to(settings.device), cores=settings.cores)
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not no_memory(error):
             raise
         height, width = images.shape[-2:]
         raise InputError(

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("name at least one image to stream")
     if len({path.name for path in settings.paths}) < len(settings.paths):
         raise InputError("two of the images have the same name; stream them to different folders")
-    from veca.features import device
+    from veca.features import device, no_memory
 
     model = load(settings.model, cores=settings.cores, device=device(settings.device))
     for path in settings.paths:
@@ -73,6 +73,10 @@ def main(arguments: list[str]) -> int:
             stream_one(model, path, settings)
         except OSError as error:  # disk full, no permission
             raise InputError(f"cannot write {error.filename or settings.out}: {error.strerror or error}") from error
+        except RuntimeError as error:
+            if not no_memory(error):
+                raise
+            raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error
     return 0
 
 

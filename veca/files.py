@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 
 @contextmanager
@@ -28,6 +31,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; users expect ordinary ones
         temporary.replace(path)
+    except (RuntimeError, SafetensorError) as error:  # the writers of PyTorch and safetensors hide what the disk said
+        if shutil.disk_usage(path.parent).free < 64 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -199,8 +199,8 @@ class Veca(nn.Module):
     def get_intermediate_layers(
         self,
         x: Tensor,
-        *,
         n: int | Sequence[int] = 1,
+        *,
         reshape: bool = False,
         return_class_token: bool = False,
         return_extra_tokens: bool = False,

@@ -307,7 +307,7 @@ def _as_built(block: nn.Module) -> bool:
     layers = _layers(block)
     if not all(type(layer) is nn.Linear or type(layer) is nn.LayerNorm for layer in layers):
         return False
-    if not all(type(layer._parameters["weight"]) is nn.Parameter for layer in layers):  # quantised by torchao, say
+    if not all(type(layer._parameters.get("weight")) is nn.Parameter for layer in layers):  # quantised or pruned
         return False
     return not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (block, attention, *layers))
 

@@ -133,6 +133,9 @@ class TiffStrips:
         self.band_height = self.page.tilelength if self.page.is_tiled else self.page.rowsperstrip or self.full_height
         self.band_height = min(self.band_height, self.full_height)
         self.across = -(-self.full_width // self.page.tilewidth) if self.page.is_tiled else 1
+        # A fourth value is either how opaque a pixel is or another band, infrared say: the file tells.
+        opacity = page_opacity(self.page)
+        self.channels = 3 if self.page.samplesperpixel == 4 and not opacity else self.page.samplesperpixel
         self.band: tuple[int, np.ndarray[Any, Any]] | None = None  # the last row of tiles: its number and its pixels
 
     def _unsupported(self) -> str:
@@ -151,12 +154,12 @@ class TiffStrips:
 
     def read(self, top: int, bottom: int) -> Tensor:
         if self.plain:  # old files may hold all rows in one strip: read no more than is asked for
-            return pixels(self._run(top, bottom)[:, : self.width])
+            return pixels(self._run(top, bottom)[:, : self.width, : self.channels])
         parts = []
         while top < bottom:
             number = top // self.band_height
             band, start = self._band(number), number * self.band_height
-            parts.append(band[top - start : bottom - start, : self.width])
+            parts.append(band[top - start : bottom - start, : self.width, : self.channels])
             top = start + self.band_height
         return pixels(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
@@ -198,6 +201,11 @@ class TiffStrips:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+
+
+def page_opacity(page: Any) -> bool:
+    """Whether a TIFF page's last sample is its opacity (ExtraSamples 1 or 2)."""
+    return any(int(kind) in (1, 2) for kind in page.extrasamples)
 
 
 def pixels(values: np.ndarray[Any, Any]) -> Tensor:

@@ -6,6 +6,7 @@ the configuration and carries a checksum per tensor, so the two files can never 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import zipfile
@@ -120,7 +121,10 @@ def fetch(repository: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repository, WEIGHTS))
+        weights = Path(hf_hub_download(repository, WEIGHTS))
+        with contextlib.suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError):  # our own files need no other
+            hf_hub_download(repository, CONFIG)  # lies beside it, where transformers wrote the weights
+        return weights
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

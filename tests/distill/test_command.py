@@ -12,6 +12,7 @@ from PIL import Image
 from veca.cli import main
 from veca.distill.settings import Settings
 from veca.recipes import RECIPES
+from veca.recipes.convert import Convert
 
 GIVEN = {"train": ("x",), "teacher": "t", "out": Path("o")}
 
@@ -54,6 +55,15 @@ def test_the_papers_recipes() -> None:
         assert RECIPES[name](**GIVEN).standardise
 
 
+def test_a_recipes_sizes_fit_any_patch() -> None:
+    recipe = Convert(train=("x",), teacher="t", out=Path("o"), cache_resolutions=(196,))
+    assert recipe.whole_patches(14) == recipe
+    fitting = recipe.whole_patches(16)  # a DINOv3
+    assert (fitting.resolutions, fitting.val_resolutions, fitting.cache_resolutions) == ((192,), (192,), (192,))
+    assert fitting.late_resolutions == (192, 256, 336, 448)
+    assert isinstance(fitting, Convert)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -62,6 +72,7 @@ def test_the_papers_recipes() -> None:
         (["--epochs", "3"], "either as --epochs or as --steps"),
         (["--forcing", "1.5"], "--forcing is a share from 0 to 1"),
         (["--forcing", "0.7", "--fading", "0.6"], "leave no step at which the student runs freely"),
+        (["--cache-resolutions", "200"], "the run has no crops of that size"),
         (["--device", "cuda"], "PyTorch sees no GPU here"),
         (["--student", "teacher", "--init", "fresh"], "--student teacher needs --init teacher"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -15,7 +16,10 @@ import torch
 
 from distill.runs import kill, make_photos, start, tiny_settings, wait, wait_for_step, weights
 from veca.distill.engine import train
+from veca.distill.settings import differences
+from veca.distill.validation import Validation
 from veca.errors import InputError
+from veca.recipes.convert import Convert
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,65 @@ def test_signals_save_before_leaving(root: Path, whole_run: Path, tmp_path: Path
     assert len(saved) == 1
     assert int(saved[0].name[5:13]) >= 3
     assert wait(start(settings)) == 0
+    assert weights(settings.out) == weights(whole_run)
+
+
+def test_a_signal_to_the_whole_group_saves_too(root: Path, tmp_path: Path) -> None:
+    """Ctrl-C, `timeout` and systemd reach the data workers as well."""
+    settings = tiny_settings(root, tmp_path / "run", workers=2, checkpoint_minutes=60)
+    process = start(settings, delay=0.05)
+    wait_for_step(settings.out, 3, process)
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(workers) >= 2
+    for pid in (*workers, process.pid or 0):
+        os.kill(pid, signal.SIGTERM)
+    assert wait(process) == 0
+    assert len(list((settings.out / "checkpoints").glob("step-*.pt"))) == 1
+
+
+def test_stopped_in_the_last_validation(
+    root: Path, whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is not finished before its last weights are judged and written."""
+    settings = tiny_settings(root, tmp_path / "run", val=(str(root / "photos"),), val_every=50, val_images=4)
+    judged = Validation.run
+    monkeypatch.setattr(Validation, "run", lambda *_: None)  # what it answers when it is asked to stop
+    train(settings)
+    assert "stopped at step 12, before its validation" in capsys.readouterr().out
+    assert not (settings.out / "last").exists()
+    monkeypatch.setattr(Validation, "run", judged)
+    train(settings)
+    assert weights(settings.out) == weights(settings.out, "best") == weights(whole_run)
+    train(settings)
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_another_validation_chooses_the_best_anew(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"val": (str(root / "photos"),), "val_every": 4}
+    train(tiny_settings(root, tmp_path / "run", **common, val_images=4, stop_at=9))
+    path = next((tmp_path / "run/checkpoints").glob("step-*9.*.pt"))
+    before = torch.load(path, weights_only=True)["progress"]
+    assert before["best"] < float("inf")
+    train(tiny_settings(root, tmp_path / "run", **common, val_images=6))
+    assert "validation has changed: the best model is chosen anew" in capsys.readouterr().out
+    assert weights(tmp_path / "run") == weights(tmp_path / "run", "best")
+
+
+def test_checkpoints_after_damaged_ones_are_kept(
+    root: Path, whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_settings(root, tmp_path / "run", stop_at=9)
+    train(settings)
+    damaged = list((settings.out / "checkpoints").glob("step-*.pt"))
+    for path in damaged:
+        path.write_bytes(b"rubbish")
+    train(tiny_settings(root, settings.out, stop_at=3))
+    kept = sorted(path.name[:13] for path in (settings.out / "checkpoints").glob("step-*.pt"))
+    assert kept == ["step-00000002", "step-00000003"]
+    assert not any(path.exists() for path in damaged)
+    train(tiny_settings(root, settings.out))
     assert weights(settings.out) == weights(whole_run)
 
 
@@ -109,6 +172,43 @@ def test_a_full_disk_keeps_the_previous_checkpoint(
     filler.unlink()
     train(tiny_settings(root, settings.out))
     assert weights(settings.out) == weights(whole_run)
+
+
+def test_a_full_disk_while_the_best_model_is_written(
+    root: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """safetensors has an error of its own for it; the run goes on, and a later model becomes the best."""
+    settings = tiny_settings(
+        root,
+        small_disk / "run",
+        val=(str(root / "photos"),),
+        val_every=4,
+        val_images=4,
+        checkpoint_minutes=60,
+        stop_at=3,
+    )
+    train(settings)
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
+    capsys.readouterr()
+    with pytest.raises(InputError, match="step 6 cannot be written"):
+        train(dataclasses.replace(settings, stop_at=6))
+    assert "the checkpoint of step 4 cannot be written (No space left on device)" in capsys.readouterr().out
+    assert not (settings.out / "best").exists() or not (settings.out / "best/model.safetensors").exists()
+    filler.unlink()
+    train(dataclasses.replace(settings, stop_at=0))
+    assert (settings.out / "best/model.safetensors").is_file()
+
+
+def test_runs_of_an_older_version_go_on() -> None:
+    """A setting that did not exist then had no effect; one that changed since has."""
+    now = Convert(train=("x",), teacher="t", out=Path("o"), patch_share=1.0, cache_resolutions=()).to_dict()
+    saved = {name: value for name, value in now.items() if name not in ("patch_share", "cache_resolutions")}
+    assert differences(saved, now) == []
+    assert differences(saved, now | {"patch_share": 0.5}) == ["patch-share: 1.0 → 0.5"]
+    assert differences(saved | {"gone": 3}, now) == ["gone: 3 → None"]
 
 
 def test_changed_settings_are_refused_with_their_list(root: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import reproduce as script
 from steps import STEPS, Step, probe_table
 
+from veca import create_model
 from veca.cli import COMMANDS, main
 
 Reproduce = Callable[..., str]
@@ -51,6 +53,19 @@ def test_a_step_is_done_once_and_rewrites_the_copy_of_its_page(tmp_path: Path, r
     assert "attention: done before" in reproduce(*arguments)
     (tmp_path / "quick/docs/bench/attention/bench.json").unlink()
     assert "attention (about" in reproduce(*arguments, "--list")
+
+
+def test_new_weights_make_a_step_due_again(tmp_path: Path) -> None:
+    create_model("veca_tiny", depth=1).save(tmp_path / "model")
+    step = next(step for step in STEPS if step.name == "cost")
+    run = script.Run(script.Settings(model=str(tmp_path / "model"), results=tmp_path / "r"))
+    stamp = {"command": shlex.join(run.command(step)), "weights": run.weights(step)}
+    (tmp_path / "r/cost").mkdir(parents=True)
+    (tmp_path / "r/cost/done.json").write_text(json.dumps(stamp))
+    run.outputs = lambda _: []  # type: ignore[method-assign]
+    assert run.done(step) is not None
+    create_model("veca_tiny", depth=1).save(tmp_path / "model")
+    assert run.done(step) is None
 
 
 def test_what_is_missing_is_named_and_left_out(tmp_path: Path, reproduce: Reproduce) -> None:

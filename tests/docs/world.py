@@ -103,7 +103,7 @@ def teacher(folder: Path) -> None:
 def dinov3(folder: Path) -> None:
     torch.manual_seed(2)
     shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
-    shaken(DINOv3ViTModel(DINOv3ViTConfig(**shape, image_size=28, patch_size=14))).save_pretrained(folder)
+    shaken(DINOv3ViTModel(DINOv3ViTConfig(**shape, image_size=32, patch_size=16))).save_pretrained(folder)
 
 
 def converted(depth: int, **changes: Any) -> veca.Veca:

@@ -112,6 +112,8 @@ def test_the_quick_experiment(root: Path, tmp_path: Path, capsys: pytest.Capture
     assert [path for path, stamp in before.items() if path.stat().st_mtime_ns != stamp] == [
         out / "probes/pets-dense-0/results.json"
     ]
+    assert referee.main([word for word in words if word != "--quick"]) == 2  # or its numbers would pass for the answer
+    assert "holds another experiment" in capsys.readouterr().err
     assert veca.load(out / "dense-0/last").card["recipe"].startswith("referee from fresh")
 
 
@@ -121,6 +123,14 @@ def test_differences_are_taken_seed_by_seed() -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("| pets"))
     cells = [cell.strip() for cell in line.split("|")]
     assert cells[2:6] == ["0.6000 ± 0.1414", "0.4000 ± 0.0000", "0.5500 ± 0.2121", "+0.0500 ± 0.0707"]
+
+
+def test_a_missing_value_does_not_pair_two_seeds() -> None:
+    values = {measure: {"core 64": [None, 0.7], "dense": [0.4, None]} for measure in MEASURES}
+    text = markdown({"values": values, "seeds": 2, "command": "x", "quick": False})
+    (line,) = (line for line in text.splitlines() if line.startswith("| pets"))
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[2:6] == ["0.7000", "–", "0.4000", "–"]
 
 
 def test_a_folder_without_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,8 @@ def peak_memory(
         [sys.executable, "-m", "veca.bench.measure", request], capture_output=True, text=True, env=environment
     )
     if done.returncode:
-        raise InputError(f"{arm.label} at {size}² failed: {done.stderr.strip().splitlines()[-1]}")
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}; out of memory?"])[-1]
+        raise InputError(f"{arm.label} at {size}² failed: {reason}")
     return int(done.stdout)
 
 

@@ -82,21 +82,19 @@ def describe(folder: Path, settings: dict[str, Any]) -> None:
         found = json.loads(about.read_text())
         if not settings["layers"]:  # features of the layers do no harm
             found["layers"] = False
-        wrong = [f"{name}: {found.get(name)} there, {value} here" for name, value in settings.items()
-                 if found.get(name) != value]  # fmt: skip
+        wrong = [f"{name}: {found[name]} there, {value} here" for name, value in settings.items()
+                 if found.get(name, value) != value]  # fmt: skip
         if wrong:
             raise InputError(f"the cache in {folder} is of another run ({'; '.join(wrong)}): give another folder")
     else:
         write_json(about, settings)
 
 
-def missing_shards(
-    folder: Path, count: int, sizes: Iterable[int], views: int, rank: int = 0, ranks: int = 1
-) -> list[tuple[int, int, int]]:
-    """(size, view, shard) of what is still to be computed by this rank."""
+def missing_shards(folder: Path, count: int, sizes: Iterable[int], views: int) -> list[tuple[int, int, int]]:
+    """(size, view, shard) of what is still to be computed."""
     shards = -(-count // SHARD)
     wanted = [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
-    return [shard for shard in wanted[rank::ranks] if not shard_path(folder, *shard).is_file()]
+    return [shard for shard in wanted if not shard_path(folder, *shard).is_file()]
 
 
 def build_shard(
@@ -139,10 +137,12 @@ def prepare_cache(
     patch = model.config.patch_size
     about = {
         "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
-        "patch_size": patch, "layers": settings.wants_layers,
+        "patch_size": patch, "layers": settings.wants_layers, "image sizes": identity["image sizes"],
+        "bfloat16": bfloat16,
     }  # fmt: skip
     ranks.first_goes_ahead(lambda: describe(folder, about))
-    missing = missing_shards(folder, len(images), sizes, settings.views, ranks.rank, ranks.count)
+    everything = ranks.from_first(lambda: missing_shards(folder, len(images), sizes, settings.views))
+    missing: list[tuple[int, int, int]] = everything[ranks.rank :: ranks.count]
     began = time.monotonic()
     for number, (size, view, shard) in enumerate(missing):
         if stop.asked:

@@ -5,7 +5,7 @@ A checkpoint is `checkpoints/step-00001200.4f0c….pt`; a file whose content no 
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import re
 import shutil
@@ -38,12 +38,7 @@ class Checkpoints:
         for stray in (*self.folder.glob(".*.partial*"), *self.folder.glob("*.writing.pt")):  # left by a killed process
             stray.unlink(missing_ok=True)
         with whole_file(self.folder / f"step-{step:08d}.writing.pt") as temporary:
-            try:
-                torch.save(state, temporary)
-            except RuntimeError as error:  # PyTorch's zip writer hides what the disk said
-                if shutil.disk_usage(self.folder).free < 64 << 20:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from error
-                raise
+            torch.save(state, temporary)
             digest = file_digest(temporary)[:16]
         path = self.folder / f"step-{step:08d}.{digest}.pt"
         (self.folder / f"step-{step:08d}.writing.pt").replace(path)
@@ -66,7 +61,7 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
 
     def load_last(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The newest checkpoint whose content is what was written; says which ones it passed over."""
+        """The newest checkpoint whose content is what was written; says which ones it passed over, and renames them."""
         for path in self.list():
             match = _NAME.fullmatch(path.name)
             assert match is not None
@@ -77,6 +72,8 @@ class Checkpoints:
                 return state
             except Exception as error:  # a damaged file can fail in any way
                 say(f"passing over the damaged checkpoint {path.name} ({' '.join(str(error).split())[:120]})")
+                with contextlib.suppress(OSError):  # or it would count as one of the two that are kept
+                    path.rename(path.with_suffix(".damaged"))
         return None
 
 
@@ -102,9 +99,15 @@ class Keeper:
         """Since the last checkpoint."""
         return (time.monotonic() - self.last) / 60
 
-    def save(self, *, final: bool = False, finished: bool = False, best: bool = False) -> None:
-        """Write a checkpoint, and the best model; a disk that refuses ends the run only where nothing could follow."""
+    def save(self, *, final: bool = False, finished: bool = False, best: float | None = None) -> None:
+        """Write a checkpoint, and the best model if `best` is its loss.
+
+        A disk that refuses ends the run only where nothing could follow; the model was then not the best so far.
+        """
         self.last = time.monotonic()
+        before = self.progress["best"]
+        if best is not None:
+            self.progress["best"] = best
         if not self.active:
             return
         step = self.progress["step"]
@@ -117,11 +120,13 @@ class Keeper:
             **self.constants,
         }
         try:
-            path = self.checkpoints.save(state, step)
-            if best:
-                self.checkpoints.mark_best(path)
+            if best is not None:
                 self.model.save(self.out / "best")
+            path = self.checkpoints.save(state, step)
+            if best is not None:
+                self.checkpoints.mark_best(path)
         except OSError as error:
+            self.progress["best"] = before
             kept = self.checkpoints.list()
             there = f"{kept[0].name} stays" if kept else "there is none before it"
             line = f"the checkpoint of step {step} cannot be written ({error.strerror}); {there}"

@@ -158,8 +158,8 @@ def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers:
 def _leave_signals_to_the_trainer(_: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach the whole group; the trainer must still get its batch to save cleanly.
 
-    So a worker goes on for some seconds after SIGTERM. It ends by itself when the trainer is gone.
+    So a worker goes on for minutes after SIGTERM, longer than any step. It ends by itself when the trainer is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the trainer's process had there
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(10))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(300))

@@ -32,7 +32,7 @@ from veca.distill.student import (
     standards_from_dict,
     standards_to_dict,
 )
-from veca.distill.validation import Validation, result_record, result_table
+from veca.distill.validation import Result, Validation, result_record, result_table
 from veca.errors import InputError
 from veca.files import whole_file, write_json
 from veca.model import Veca
@@ -62,10 +62,16 @@ def train(settings: Settings) -> Path:
     images: Images = ranks.first_goes_ahead(lambda: find_images(settings.train))
     val_images: Images | None = ranks.first_goes_ahead(lambda: find_images(settings.val)) if settings.val else None
     teacher = load_teacher(settings.teacher, device)
-    identity = {**settings.to_dict(), "images": images.digest(), "teacher weights": fingerprint(teacher)}
     checkpoints = Checkpoints(out / "checkpoints")
     saved = checkpoints.load_last(ranks.say)
     model, report = build_student(settings, teacher)
+    if (fitting := settings.whole_patches(model.config.patch_size)) != settings:
+        settings = fitting
+        ranks.say(f"crop sizes in whole patches of {model.config.patch_size}: {settings.all_resolutions}")
+    identity = {
+        **settings.to_dict(), "images": images.digest(), "image sizes": images.sizes_digest(),
+        "teacher weights": fingerprint(teacher),
+    }  # fmt: skip
     model.card = run_card(settings, teacher, images, identity["teacher weights"])
     model.to(device).train()
     model.set_grad_checkpointing(settings.activation_checkpointing)
@@ -75,7 +81,11 @@ def train(settings: Settings) -> Path:
         torch.bfloat16 if fast_bfloat16(device) else torch.float32,
     )  # fmt: skip
     length = plan_length(settings, len(images), ranks.count, saved)
-    progress: dict[str, Any] = {"step": 0, "best": math.inf, "skipped": 0, "unreadable": [], "read": 0}
+    judged_on = [str(val_images and val_images.digest()), settings.val_images, *settings.val_budgets,
+                 *(settings.val_resolutions or settings.all_resolutions)]  # fmt: skip
+    progress: dict[str, Any] = {
+        "step": 0, "best": math.inf, "judged_on": judged_on, "skipped": 0, "unreadable": [], "read": 0
+    }  # fmt: skip
     if saved is None:
         ranks.say(f"{len(images):,} images; {length.total} steps of {length.step_images}; {device}, "
                   f"{'bfloat16 autocast' if bfloat16 else 'float32'}; {ranks.count} rank(s)")  # fmt: skip
@@ -90,6 +100,9 @@ def train(settings: Settings) -> Path:
         for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         progress, statistics = saved["progress"], saved["standards"]
+        if progress.setdefault("judged_on", judged_on) != judged_on:
+            ranks.say("validation has changed: the best model is chosen anew")
+            progress |= {"judged_on": judged_on, "best": math.inf}
         ranks.say(f"continuing {out} at step {progress['step']} of {length.total}; {ranks.count} rank(s), "
                   f"{length.batch} images each")  # fmt: skip
         if saved["finished"]:
@@ -121,7 +134,21 @@ def train(settings: Settings) -> Path:
         state = {"standards": statistics, "identity": identity, "step_images": length.step_images}
         keeper = Keeper(out, checkpoints, model, optimisers, progress, state, records.warn, active=ranks.first)
         meter, nonfinite, val_every = Meter(), 0, settings.val_every or max(1, round(length.epoch))
-        stopping = stop.asked
+        stopping = ranks.any(stop.asked)[0]
+
+        def judge(step: int) -> Result | None:
+            """Validate, unless there is nothing to validate on or the run is asked to stop."""
+            if validation is None or stopping:
+                return None
+            result = validation.run(model, standards, lambda: ranks.any(stop.asked)[0])
+            if result is not None:
+                records.validation(step, result_record(result), result_table(result))
+            meter.restart()
+            return result
+
+        def better(result: Result | None) -> float | None:
+            """Its loss, if it is the lowest so far."""
+            return result.loss if result is not None and result.loss < progress["best"] else None
 
         for step in range(start, length.total):
             if stopping or step == settings.stop_at > 0:
@@ -172,24 +199,28 @@ def train(settings: Settings) -> Path:
                 optimiser.zero_grad(set_to_none=True)
             progress["step"] = step + 1
 
-            done, improved = step + 1 == length.total, False
+            done, best = step + 1 == length.total, None
             if meter.steps and ((step + 1) % settings.log_every == 0 or done):
                 records.train(step + 1, {**meter.read(length.step_images), "epoch": (step + 1) / length.epoch, "lr": lr,
                                          "budget": budget, "resolution": resolution, "norm": float(norm),
                                          "skipped": progress["skipped"]})  # fmt: skip
-            if validation is not None and not stopping and ((step + 1) % val_every == 0 or done):
-                result = validation.run(model, standards, lambda: ranks.any(stop.asked)[0])
-                if result is not None:
-                    records.validation(step + 1, result_record(result), result_table(result))
-                    improved = result.loss < progress["best"]
-                    progress["best"] = min(result.loss, progress["best"])
-                meter.restart()
-            if done or improved or keeper.minutes() >= settings.checkpoint_minutes:
-                keeper.save(final=done, finished=done, best=improved)
+            if (step + 1) % val_every == 0 and not done:
+                best = better(judge(step + 1))
+            if best is not None or keeper.minutes() >= settings.checkpoint_minutes:
+                keeper.save(best=best)
+        else:  # every step is done: judge the last weights and keep them, and only then call the run finished
+            result = judge(length.total)
+            keeper.save(final=True, best=better(result))
+            if stopping or (validation is not None and result is None):
+                records.say(f"stopped at step {length.total}, before its validation; the same command continues")
+            else:
+                if ranks.first:
+                    keep_last(out, model, also_best=validation is None)
+                keeper.save(final=True, finished=True)
         del batches  # workers end here, not when someone cleans up
         records.close()
         if ranks.first:
-            finish(out, model, progress, validation is not None, length)
+            show(out, progress)
     ranks.wait()
     ranks.close()
     return out
@@ -283,12 +314,19 @@ def save_batch(out: Path, step: int, rank: int, batch: Batch, images: Images, co
     return f"the loss was not finite {count} times in a row; the last batch is in {path}: try a lower --lr or --clip 1"
 
 
-def finish(out: Path, model: Veca, progress: dict[str, Any], validated: bool, length: Length) -> None:
-    """The last weights as a model folder (the best ones too, where nothing was validated), and the picture."""
-    if progress["step"] == length.total:
-        model.save(out / "last")
-        if not validated:
-            model.save(out / "best")
+def keep_last(out: Path, model: Veca, also_best: bool) -> None:
+    """The last weights as a model folder; the best ones too, where nothing was validated."""
+    for name in ("last", "best") if also_best else ("last",):
+        try:
+            model.save(out / name)
+        except OSError as error:
+            raise InputError(
+                f"{out / name} cannot be written ({error.strerror}): make room and run the same command again"
+            ) from error
+
+
+def show(out: Path, progress: dict[str, Any]) -> None:
+    """What a person wants to see at the end: images that were left out, and the curves."""
     if progress["unreadable"]:
         print(f"{len(progress['unreadable'])} images were unreadable: see {out / 'unreadable.txt'}")
     try:

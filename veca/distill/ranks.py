@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,9 @@ class Ranks:
             store, _, _ = next(rendezvous("env://", self.rank, self.count))
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             own = fresh_store(store, self.rank, self.count)
-            dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.count)
+            # Ranks also wait for each other while images are listed and the teacher's features are computed.
+            patience = timedelta(hours=2)
+            dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.count, timeout=patience)
 
     @property
     def first(self) -> bool:

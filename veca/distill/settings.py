@@ -172,6 +172,8 @@ class Settings:
         check(self.forcing + self.fading < 1, free)
         check(0 < self.patch_share <= 1, f"--patch-share is a share above 0, not {self.patch_share}")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
+        wasted = [size for size in self.cache_resolutions if size not in self.all_resolutions]
+        check(not wasted, f"--cache-resolutions {wasted[:1]}: the run has no crops of that size")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
         check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")
 
@@ -187,6 +189,14 @@ class Settings:
             return 1.0
         return 1 - past / self.fading if past < self.fading else 0.0
 
+    def whole_patches(self, patch: int) -> Settings:
+        """The same with every crop size rounded to whole patches: so a recipe's sizes fit any teacher."""
+        names = ("resolutions", "late_resolutions", "val_resolutions", "cache_resolutions")
+        sizes: dict[str, Any] = {
+            name: tuple(max(1, round(size / patch)) * patch for size in getattr(self, name)) for name in names
+        }
+        return dataclasses.replace(self, **sizes)
+
     @property
     def all_resolutions(self) -> tuple[int, ...]:
         return tuple(sorted({*self.resolutions, *(self.late_resolutions if self.late_from < 1 else ())}))
@@ -198,9 +208,14 @@ class Settings:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The settings that changed and may not, as `name: was → is`."""
-    names = sorted((saved.keys() | now.keys()) - CHANGEABLE)
-    return [f"{_flag(name)}: {saved.get(name)} → {now.get(name)}" for name in names if saved.get(name) != now.get(name)]
+    """The settings that changed and may not, as `name: was → is`.
+
+    What a run of an older version did not record had the default of `Settings`, which changes nothing.
+    """
+    defaults = json.loads(json.dumps({f.name: f.default for f in dataclasses.fields(Settings)}, default=str))
+    was = {name: saved.get(name, defaults.get(name, value)) for name, value in now.items()} | saved
+    names = sorted(was.keys() - CHANGEABLE)
+    return [f"{_flag(name)}: {was[name]} → {now.get(name)}" for name in names if was[name] != now.get(name)]
 
 
 def _flag(name: str) -> str:

@@ -86,6 +86,11 @@ class Images:
             digest.update(part.names.tobytes())
         return digest.hexdigest()
 
+    def sizes_digest(self) -> str:
+        """Changes with the bytes of images in shards: other photographs often have the same names."""
+        sizes = [part.sizes for part in self.parts if part.sizes is not None]
+        return hashlib.sha256(b"".join(each.tobytes() for each in sizes)).hexdigest() if sizes else ""
+
 
 def find_images(sources: Sequence[str]) -> Images:
     """The index of all sources, in the order given; every one must hold at least one image."""

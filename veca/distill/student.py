@@ -55,10 +55,6 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
     too_many = [budget for budget in (*settings.budgets, *settings.val_budgets) if not 1 <= budget <= model.config.bank]
     if too_many:
         raise InputError(f"budgets must lie between 1 and {model.config.bank}, not {too_many[0]}")
-    patch = model.config.patch_size
-    for size in (*settings.all_resolutions, *settings.val_resolutions):
-        if size % patch or size < patch:
-            raise InputError(f"resolution {size} is not a multiple of the student's patch size {patch}")
     return model, report
 
 

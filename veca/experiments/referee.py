@@ -87,6 +87,12 @@ def run(settings: Experiment) -> dict[str, Any]:
             raise InputError(f"{settings.data} holds no {name}/: see `python -m veca.experiments.referee --help`")
     from veca.experiments.referee_report import gather, write
 
+    # Parts are skipped when they are there, so a folder must hold one experiment only.
+    identity = {"teacher": settings.teacher, "data": str(settings.data), "quick": settings.quick}
+    about = settings.out / "experiment.json"
+    if about.is_file() and (found := json.loads(about.read_text(encoding="utf-8"))) != identity:
+        raise InputError(f"{settings.out} holds another experiment ({found}): use another --out")
+    write_json(about, identity)
     train_arms(settings, scale)
     probe_arms(settings, scale)
     locality_of_arms(settings, scale)

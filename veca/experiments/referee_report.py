@@ -32,13 +32,12 @@ COLOURS = {"core 64": "#1b7f79", "core 8": "#7fc4bf", "dense": "#b8860b", "teach
 
 def gather(out: Path, seeds: int, command: str, quick: bool) -> dict[str, Any]:
     """Every number by measure and column, one per seed; and the curves for the plot."""
-    values: dict[str, dict[str, list[float]]] = {measure: {} for measure in MEASURES}
+    values: dict[str, dict[str, list[float | None]]] = {measure: {} for measure in MEASURES}
     curves: list[dict[str, Any]] = []
     distances: dict[str, list[list[float | None]]] = {}
 
     def add(measure: str, column: str, value: float | None) -> None:
-        if value is not None:
-            values[measure].setdefault(column, []).append(value)
+        values[measure].setdefault(column, []).append(value)
 
     names = [*(f"{arm}-{seed}" for seed in range(seeds) for arm in ("core", "dense")), "teacher", "untrained"]
     for name in names:
@@ -77,10 +76,11 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def shown(values: Sequence[float] | None, digits: int, sign: bool = False) -> str:
-    if not values:
+def shown(values: Sequence[float | None] | None, digits: int, sign: bool = False) -> str:
+    known = [value for value in values or () if value is not None]
+    if not known:
         return "–"
-    mean, deviation = mean_and_deviation(values)
+    mean, deviation = mean_and_deviation(known)
     text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
     return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
 
@@ -92,7 +92,7 @@ def markdown(results: dict[str, Any]) -> str:
     for measure, (words, better, digits) in MEASURES.items():
         found = results["values"][measure]
         ours, theirs = found.get("core 64", []), found.get("dense", [])
-        differences = [a - b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
+        differences = [None if None in pair else pair[0] - pair[1] for pair in zip(ours, theirs, strict=True)]
         cells = [
             shown(differences, digits, sign=True) if column == "difference" else shown(found.get(column), digits)
             for column in columns
@@ -121,7 +121,8 @@ def write(results: dict[str, Any], out: Path, page: Path | None) -> None:
     writer.writerow(["measure", "column", "seed", "value"])
     for measure, columns in results["values"].items():
         for column, values in columns.items():
-            writer.writerows([measure, column, seed, f"{value:.6f}"] for seed, value in enumerate(values))
+            rows = ((seed, value) for seed, value in enumerate(values) if value is not None)
+            writer.writerows([measure, column, seed, f"{value:.6f}"] for seed, value in rows)
     write_text(out / "results.csv", text.getvalue())
     draw(results, out / "referee.png")
     table = markdown(results)
@@ -155,12 +156,13 @@ def draw(results: dict[str, Any], path: Path) -> None:
         heights, errors = [], []
         for task in tasks:
             found = results["values"][task]
-            reference = statistics.fmean(found["dense"])
+            reference = statistics.fmean(value for value in found["dense"] if value is not None)
             upside_down = MEASURES[task][1] == "lower"
             # Of a score that is 0 (a quick trial) there are no shares.
             shares = [
                 (reference / value if value else 0.0) if upside_down else (value / reference if reference else 0.0)
                 for value in found[column]
+                if value is not None
             ]
             mean, deviation = mean_and_deviation(shares)
             heights.append(mean)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from veca.config import VecaConfig
+from veca.distill.records import read_metrics
 from veca.errors import InputError
 from veca.files import write_text
 from veca.model import Veca
@@ -24,7 +25,8 @@ from veca.model import Veca
 LICENCES = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0"}  # others are "other" to the hub
 RECIPE = (
     "student", "init", "epochs", "steps", "batch", "accumulate", "lr", "min_lr", "weight_decay", "matrices", "budgets",
-    "budget_weights", "resolutions", "late_resolutions", "standardise", "hints", "forcing", "layer_decay", "seed",
+    "budget_weights", "resolutions", "patch_share", "views", "late_from", "late_resolutions", "standardise", "hints",
+    "hints_until", "forcing", "fading", "layer_decay", "seed",
 )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def model_card(model: Veca, run: Path | None, name: str, kind: str = "Veca") -> 
     recipe = [f"| {key} | {_words(settings[key])} |" for key in RECIPE if key in settings]
     if recipe:
         lines += ["", "## Recipe", "", "| setting | value |", "| --- | --- |", *recipe]
-    results = list(_results(run)) if run is not None else []
+    results = list(_results(run, model.card.get("steps"))) if run is not None else []
     return "\n".join([*lines, "", "## Results", "", *(results or ["None recorded."]), ""])
 
 
@@ -111,13 +113,16 @@ def _use(name: str, kind: str) -> list[str]:
     ]
 
 
-def _results(run: Path) -> Iterator[str]:
-    """What was measured: the last validation of the run, its test scores, and tables of probes below its folder."""
+def _results(run: Path, step: int | None) -> Iterator[str]:
+    """What was measured: the validation of these weights, the run's test scores, and tables of probes below its folder.
+
+    `step` is the weights' own; unknown, they are taken as the best of the run.
+    """
     metrics = run / "metrics.jsonl"
-    records = (
-        [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.is_file() else []
-    )
+    records = read_metrics(metrics) if metrics.is_file() else []
     validations = [record for record in records if record.get("kind") == "validation"]
+    if own := [record for record in validations if record["step"] == step]:
+        validations = own
     if validations:
         last = min(validations, key=lambda record: record["loss"]) if "loss" in validations[-1] else validations[-1]
         yield f"Validation at step {last['step']}:"
