@@ -12,7 +12,7 @@ class Stage2(Settings):
     trains    the model of stage 1 (its geometry comes with it), at 256² to 768², one resolution per step
     on        the same images and teacher as stage 1
     for       50,000 steps, 7,000 of them warm-up; 256/384/512 for the first 7,000, then 768 too
-    hardware  as stage 1, about a quarter of its time; --activation-checkpointing and --accumulate where memory is short
+    hardware  as stage 1, about as long; --activation-checkpointing and --accumulate where memory is short
     expects   the paper's table 1 (see stage1), stable features from 256² to 768²; the best checkpoint is the one with
               the lowest mean loss over resolutions × budgets
 
