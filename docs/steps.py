@@ -66,6 +66,7 @@ def rate_table(out: Path) -> str:
 
 
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
+FLOORS = "--model {results}/start/model --model random:veca_small --cores 64"  # what training had to improve on
 SHORT = "--size 112 --cores 8,64 --seeds 1"
 BENCH = "--rounds 1 --seconds 1 --no-memory"
 
@@ -147,6 +148,12 @@ STEPS = (
         pictures=(("run/curves.png", "images/results-curves.png"),),
     ),
     Step(
+        "start",
+        "veca import {teacher} {out}/model",
+        0.2,
+        ("model/model.safetensors",),
+    ),
+    Step(
         "cost",
         "veca bench --model {model} --sizes 224 448 896 1344 2016 --cores 8 64 --seconds 30 --against dinov2 "
         "--out {docs}/bench/s14 --page {docs}/results.md cost",
@@ -166,8 +173,8 @@ STEPS = (
     ),
     Step(
         "probe-pets",
-        f"veca probe classify --data {{shared}}/data/pets {BOTH} --size 224 --out {{out}}",
-        35,
+        f"veca probe classify --data {{shared}}/data/pets {BOTH} --size 252 --out {{out}}",
+        20,
         ("results.json",),
         f"{SHORT} --epochs 5",
         "results.md",
@@ -175,8 +182,17 @@ STEPS = (
         (("budget.png", "images/results-pets.png"),),
     ),
     Step(
+        "floor-pets",
+        f"veca probe classify --data {{shared}}/data/pets {FLOORS} --size 252 --out {{out}}",
+        8,
+        ("results.json",),
+        f"{SHORT} --epochs 5",
+        "results.md",
+        probe_table,
+    ),
+    Step(
         "knn-pets",
-        f"veca probe knn --data {{shared}}/data/pets {BOTH} --size 224 --out {{out}}",
+        f"veca probe knn --data {{shared}}/data/pets {BOTH} --size 252 --out {{out}}",
         5,
         ("results.json",),
         SHORT,
@@ -194,6 +210,15 @@ STEPS = (
         (("budget.png", "images/results-voc.png"),),
     ),
     Step(
+        "floor-voc",
+        f"veca probe segment --data {{shared}}/data/voc-seg --preset voc2012 {FLOORS} --size 448 --out {{out}}",
+        15,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        probe_table,
+    ),
+    Step(
         "probe-nyu",
         f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {BOTH} --size 336 --out {{out}}",
         45,
@@ -202,6 +227,15 @@ STEPS = (
         "results.md",
         probe_table,
         (("budget.png", "images/results-nyu.png"),),
+    ),
+    Step(
+        "floor-nyu",
+        f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {FLOORS} --size 336 --out {{out}}",
+        12,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        probe_table,
     ),
     Step(
         "finetune-pets",
