@@ -17,7 +17,7 @@ class Convert(Settings):
     for       100,000 views, the last 6 % at several sizes and with all patches
     hardware  two CPU cores: four to five hours for a ViT-S/14 with --cache-teacher DIR --views 3 (36 GB of disk)
     expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (--steps 160
-              --warmup-steps 20 --forcing 0.2 --fading 0.5 --patch-share 1, ten minutes); docs/results.md has the long run
+              --warmup-steps 20 --forcing 0.2 --fading 0.5 --patch-share 1, ten minutes); docs/results.md: the long run
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
