@@ -41,9 +41,13 @@ def rotation(coords: Tensor, head_width: int, zero_fraction: float) -> Rotation:
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Turn the pairs of neighbouring channels (0,1), (2,3), … of x (B×H×T×d) in float32."""
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)  # B×H×T×d/2 each
-    turned = torch.stack((first * by.cos - second * by.sin, first * by.sin + second * by.cos), -1)
+    """Turn the pairs of neighbouring channels (0,1), (2,3), … of x (B×H×T×d) in float32, as complex numbers."""
+    pairs = x.float().unflatten(-1, (-1, 2))  # B×H×T×d/2×2
+    if torch.compiler.is_compiling():  # compilers and ONNX know real numbers only
+        first, second = pairs.unbind(-1)
+        turned = torch.stack((first * by.cos - second * by.sin, first * by.sin + second * by.cos), -1)
+    else:
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(by.cos, by.sin))
     return turned.flatten(-2).to(x.dtype)
 
 
