@@ -72,7 +72,7 @@ def test_a_recipes_sizes_fit_any_patch() -> None:
         (["--epochs", "3"], "either as --epochs or as --steps"),
         (["--forcing", "1.5"], "--forcing is a share from 0 to 1"),
         (["--forcing", "0.7", "--fading", "0.6"], "leave no step at which the student runs freely"),
-        (["--cache-resolutions", "200"], "the run has no crops of that size"),
+        (["--cache-resolutions", "200"], "--cache-resolutions 200: the run has no crops of that size"),
         (["--device", "cuda"], "PyTorch sees no GPU here"),
         (["--student", "teacher", "--init", "fresh"], "--student teacher needs --init teacher"),
     ],

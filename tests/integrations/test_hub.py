@@ -44,6 +44,14 @@ def run_folder(tmp_path: Path) -> Path:
     return run
 
 
+def test_a_card_shows_the_validation_of_its_own_weights(
+    plain: veca.Veca, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(plain.card, "steps", 30)  # the last weights, not the best
+    write_folder(plain, tmp_path / "out", run_folder)
+    assert "Validation at step 30" in (tmp_path / "out/README.md").read_text()
+
+
 def test_a_card_from_a_run(plain: veca.Veca, run_folder: Path, images: torch.Tensor, tmp_path: Path) -> None:
     write_folder(plain, tmp_path / "out", run_folder, "you/veca-mini")
     card = (tmp_path / "out/README.md").read_text()

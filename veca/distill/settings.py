@@ -173,7 +173,7 @@ class Settings:
         check(0 < self.patch_share <= 1, f"--patch-share is a share above 0, not {self.patch_share}")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         wasted = [size for size in self.cache_resolutions if size not in self.all_resolutions]
-        check(not wasted, f"--cache-resolutions {wasted[:1]}: the run has no crops of that size")
+        check(not wasted, f"--cache-resolutions {' '.join(map(str, wasted))}: the run has no crops of that size")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
         check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")
 

@@ -87,6 +87,7 @@ class Student(nn.Module):
         if chosen is not None:
             kept = given[:, :, chosen] if given is not None else None
             target = TeacherOutput(target.cls, target.patches[:, chosen], kept)
+        assert given is not None or not forced
         if forced == 1:
             assert given is not None
             layers = forced_layers(self.model, images, cores, given[:-1], chosen)
