@@ -14,10 +14,11 @@ class Convert(Settings):
               teacher's patches (forcing), then on ever more of its own (fading), then freely; with a loss on every
               layer (hints)
     on        a few thousand photographs and a DINOv2 or DINOv3 teacher
-    for       100,000 views, the last 6 % at several sizes and with all patches
-    hardware  two CPU cores: four to five hours for a ViT-S/14 with --cache-teacher DIR --views 3 (36 GB of disk)
-    expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (--steps 160
-              --warmup-steps 20 --forcing 0.2 --fading 0.5 --patch-share 1, ten minutes); docs/results.md: the long run
+    for       100,000 views of a quarter of the patches, every ninth larger than 196²; the last 1.5 % of all patches
+    hardware  two CPU cores: four hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
+              (36 GB of disk)
+    expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (ten minutes:
+              docs/training.md); docs/results.md: the long run
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
@@ -33,11 +34,12 @@ class Convert(Settings):
     matrices: Literal["normuon", "adamw"] = "adamw"
     clip: float = 1.0
     budget_weights: tuple[float, ...] = (5, 3, 2, 2, 2, 2, 2, 4)
-    resolutions: tuple[int, ...] = (196,)
-    patch_share: float = 0.5
-    late_from: float = 0.94
+    resolutions: tuple[int, ...] = (196, 252, 336, 448)
+    resolution_weights: tuple[float, ...] = (0.89, 0.04, 0.04, 0.03)
+    patch_share: float = 0.25
+    late_from: float = 0.985
     late_resolutions: tuple[int, ...] = (196, 252, 336, 448)
-    late_resolution_weights: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)
+    late_resolution_weights: tuple[float, ...] = (0.6, 0.25, 0.1, 0.05)
     standardise: bool = True
     hints: float = 1.0
     hints_until: float = 0.9
