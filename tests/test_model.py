@@ -42,7 +42,7 @@ def small(**overrides: object) -> Veca:
 
 
 def expected_forward(model: Veca, images: Tensor, cores: int) -> tuple[Tensor, Tensor]:
-    """All output tokens and core coordinates, from the weights and DESIGN section 2 alone, in float64."""
+    """All output tokens and core coordinates, from the weights and docs/mathematics.md alone, in float64."""
     config, weights = model.config, {name: tensor.double() for name, tensor in model.state_dict().items()}
     p, d = config.patch_size, config.width // config.heads
     batch, _, height, width = images.shape

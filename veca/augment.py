@@ -1,4 +1,4 @@
-"""Crops and TrivialAugmentWide (Müller & Hutter 2021, arXiv 2103.10158) on PIL images: DESIGN section 3, "Images".
+"""Crops and TrivialAugmentWide (Müller & Hutter 2021, arXiv 2103.10158) on PIL images.
 
     rng = random.Random(f"{seed}/{epoch}/{index}")        # any `random.Random`: the same state gives the same image
     image = augment(open_image(path), 256, rng)           # training: random crop, flip, one random operation

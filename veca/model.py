@@ -1,4 +1,4 @@
-"""Veca: the forward pass, top to bottom (paper, section 3; DESIGN section 2)."""
+"""Veca: the forward pass, top to bottom (paper, section 3; docs/mathematics.md)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Veca(nn.Module):
         """Run the blocks and keep what comes out of each (or of the last only).
 
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
-        the first phase of conversion feeds it the teacher's patches (DESIGN section 3). With `forcing` below 1 they are
+        the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
         mixed with the block's own, of which 1 − `forcing` remains. `chosen` leaves the other patches out of everything,
         so that a training step costs less: patches do not miss one another, and the cores read a sample of them.
         """

@@ -1,4 +1,4 @@
-"""NorMuon for the weight matrices, AdamW for everything else (DESIGN section 3; NorMuon: arXiv 2510.05491).
+"""NorMuon for the weight matrices, AdamW for everything else (NorMuon: arXiv 2510.05491).
 
 Which parameter goes where is decided by `split_parameters`, and printed as a table when training starts.
 """

@@ -1,4 +1,4 @@
-"""Rotary positions over continuous 2-D coordinates (paper, section 3.3; DESIGN section 2).
+"""Rotary positions over continuous 2-D coordinates (paper, section 3.3; docs/mathematics.md).
 
 Everything here is float32, whatever the model's precision: a coordinate in bfloat16 is off by a patch at 2048².
 Coordinates are (x, y) in [−1, 1].

@@ -1,4 +1,4 @@
-"""Frozen teachers: any `transformers` vision model with a class token and patch tokens (DESIGN section 3).
+"""Frozen teachers: any `transformers` vision model with a class token and patch tokens (docs/training.md).
 
     teacher = load_teacher("facebook/dinov3-vits16-pretrain-lvd1689m")      # a hub id, or a folder
     out = teacher(images, grid=(16, 16), layers=True)                       # the features a student is to match

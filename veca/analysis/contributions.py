@@ -1,4 +1,4 @@
-"""How much of each token's update comes from each token it reads (paper, appendix A.9; DESIGN section 5).
+"""How much of each token's update comes from each token it reads (paper, appendix A.9; docs/inside.md).
 
     c_ij = ‖Σ_h a_ij^h · v_j^h W_O^h‖₂, normalised over j
 

@@ -1,1 +1,1 @@
-"""Distillation: a student learns the features of a frozen teacher (DESIGN section 3). `engine.train` is the story."""
+"""Distillation: a student learns the features of a frozen teacher (docs/training.md). `engine.train` is the story."""

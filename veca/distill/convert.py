@@ -1,4 +1,4 @@
-"""Starting points: a teacher's patch embedding, or a student made of the whole teacher (DESIGN section 3, conversion).
+"""Starting points: a teacher's patch embedding, or a student made of the whole teacher.
 
 Which tensor goes where is a table per family of teachers. Layer scale has no place in a VECA block, so it is multiplied
 into the projection before it. DINOv3 turns channel i with channel i + d/2 and takes y before x; VECA turns neighbours

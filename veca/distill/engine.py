@@ -1,4 +1,4 @@
-"""`train`: one run of distillation from top to bottom (DESIGN section 3).
+"""`train`: one run of distillation from top to bottom (docs/training.md).
 
 What makes it survive everything: every draw is a function of the seed and the step (`schedule`), a checkpoint holds the
 rest (`checkpoints`), and the same command finds it again.

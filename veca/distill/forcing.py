@@ -1,4 +1,4 @@
-"""The forced pass (DESIGN section 3): each block is fed the teacher's patches, only the cores flow from block to block.
+"""The forced pass (docs/training.md): each block is fed the teacher's patches, only the cores flow from block to block.
 
 The same computation as `Veca.forward_layers` with the teacher's patches at every entry, but cheaper to train: what
 enters is given, so no gradient is carried back to it, and of the patches that leave a block only a share is computed.

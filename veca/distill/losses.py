@@ -1,4 +1,4 @@
-"""What the student is asked to match (DESIGN section 3, "Loss"), in float32 whatever the precision of the networks."""
+"""What the student is asked to match, in float32 whatever the precision of the networks."""
 
 from __future__ import annotations
 

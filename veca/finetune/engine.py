@@ -178,7 +178,7 @@ def batches(task: Task, settings: Common, start: int, total: int) -> Iterator[tu
 
 
 def training_budgets(settings: Common, bank: int) -> tuple[list[int], list[float]]:
-    """The budgets to draw from and how often; without --cores those of DESIGN section 3, as far as the bank goes."""
+    """The budgets to draw from and how often; without --cores those of the paper, as far as the bank goes."""
     if settings.cores:
         check_budgets(settings.cores, bank, "--cores")
         return list(settings.cores), [1.0] * len(settings.cores)

@@ -1,1 +1,1 @@
-"""Linear probes: what frozen features are worth, as tables anyone can reproduce (DESIGN section 4)."""
+"""Linear probes: what frozen features are worth, as tables anyone can reproduce (docs/probes.md)."""

@@ -1,4 +1,4 @@
-"""Classification: a linear layer on the global feature, trained by SGD at several rates at once (DESIGN section 4).
+"""Classification: a linear layer on the global feature, trained by SGD at several rates at once (docs/probes.md).
 
 The rate is chosen on a validation part of the training set (a fifth of each class, unless the data has its own `val`);
 then the head is trained at that rate on all of it, and scored once on the test set.

@@ -1,4 +1,4 @@
-"""Depth: a linear layer on the same features as segmentation, scale-invariant log loss (DESIGN section 4)."""
+"""Depth: a linear layer on the same features as segmentation, scale-invariant log loss (docs/probes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segmentation: a linear layer on each patch feature with the global feature appended (DESIGN section 4)."""
+"""Segmentation: a linear layer on each patch feature with the global feature appended (docs/probes.md)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from veca.images import to_tensor
 from veca.probes.pairs import open_trimmed
 
-RESIZE = 288 / 256  # classification resizes to this multiple of its centre crop (DESIGN section 4)
+RESIZE = 288 / 256  # classification resizes to this multiple of its centre crop (docs/probes.md)
 STRIDE = 2 / 3  # of the window: neighbouring windows overlap by at least a third
 
 

@@ -8,7 +8,7 @@ from veca.distill.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Convert(Settings):
-    r"""From a teacher's own weights: a useful VECA in hours on a CPU instead of weeks on GPUs (DESIGN section 3).
+    r"""From a teacher's own weights: a useful VECA in hours on a CPU instead of weeks on GPUs (docs/training.md).
 
     trains    a student with the teacher's geometry and weights, and 64 new cores; first each block alone on the
               teacher's patches (forcing), then on ever more of its own (fading), then freely; with a loss on every

@@ -24,7 +24,7 @@ class Rung(NamedTuple):
 
 
 def image_cost(config: VecaConfig, patches: int, cores: int) -> float:
-    """FLOPs of one image: linear layers over all tokens, and attention's 2NC + C² comparisons (DESIGN section 2)."""
+    """FLOPs of one image: linear layers over all tokens, and attention's 2NC + C² comparisons (docs/mathematics.md)."""
     tokens = patches + cores
     pairs = tokens**2 if config.attention == "dense" else 2 * patches * cores + cores**2
     first = config.hidden_width * (2 if config.mlp == "swiglu" else 1)

@@ -66,7 +66,7 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """DESIGN section 2; called for what a checkpoint does not hold."""
+        """docs/mathematics.md; called for what a checkpoint does not hold."""
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             init.trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
