@@ -149,15 +149,3 @@ def short_names(sources: Sequence[str]) -> list[str]:
             parts += 1
         names.append(source if source.startswith(RANDOM) else "/".join(path.parts[-parts:]))
     return names
-
-
-def pick_device(device: str) -> torch.device:
-    """`auto` takes the best there is."""
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device}: not usable here ({' '.join(str(error).split())[:120]})") from None

@@ -9,9 +9,7 @@ A row is written after its .npz is in place, so whatever the index lists is whol
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import os
 import sys
 import warnings
@@ -30,6 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 from torch.utils.data import DataLoader, Dataset
 
+from veca.backbones import weights_digest
+from veca.devices import pick_device
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
 from veca.images import SUFFIXES, open_image, resize_to_patches, to_tensor
@@ -75,8 +75,8 @@ class Settings:
     """images of equal grid that go through the model together"""
     workers: int = min(8, max(1, (os.cpu_count() or 2) // 2))
     """processes that decode; 0 decodes in this one"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, mps"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
 
 class Decoded(NamedTuple):
@@ -120,10 +120,10 @@ def main(arguments: list[str]) -> int:
         if getattr(settings, name) < least:
             raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
     paths = find_images(settings.paths)
-    model = load(settings.model, cores=settings.cores, device=device(settings.device))
+    model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
     made_with = {
         "model": settings.model,
-        "weights": identity(model),
+        "weights": weights_digest(model),
         "size": settings.size,
         "cores": settings.cores,
         "dense": settings.dense,
@@ -208,7 +208,7 @@ def no_memory(error: RuntimeError) -> bool:
 def write_batch(model: Veca, batch: list[Decoded], folder: FeatureFolder, settings: Settings) -> None:
     images = torch.stack([to_tensor(Image.fromarray(item.pixels)) for item in batch if item.pixels is not None])
     try:
-        output: VecaOutput = model(images.to(settings.device), cores=settings.cores)
+        output: VecaOutput = model(images.to(model.bank.tokens.device), cores=settings.cores)
     except RuntimeError as error:
         if not no_memory(error):
             raise
@@ -247,24 +247,6 @@ def _search(top: Path) -> Iterator[Path]:
         for name in sorted(names):
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
                 yield Path(folder, name)
-
-
-def device(name: str) -> str:
-    """The device, or a line that says which there are."""
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from error
-    return name
-
-
-def identity(model: Veca) -> str:
-    """A digest of configuration and weights: the same model under another name is the same."""
-    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 class Rate(ProgressColumn):

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from veca.devices import pick_device
 from veca.errors import InputError
 from veca.files import whole_file
 from veca.model import Veca
@@ -50,8 +51,8 @@ class StreamSettings:
     """how tokens are kept between layers, and features written; float16 halves both and rounds"""
     spill: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """keep the tokens in a file in this folder instead of in memory"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, mps"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
 
 def main(arguments: list[str]) -> int:
@@ -65,9 +66,9 @@ def main(arguments: list[str]) -> int:
         raise InputError("name at least one image to stream")
     if len({path.name for path in settings.paths}) < len(settings.paths):
         raise InputError("two of the images have the same name; stream them to different folders")
-    from veca.features import device, no_memory
+    from veca.features import no_memory
 
-    model = load(settings.model, cores=settings.cores, device=device(settings.device))
+    model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
     for path in settings.paths:
         try:
             stream_one(model, path, settings)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import tyro
 
 from veca.analysis.drawing import Picture
 from veca.analysis.photos import Photo, open_photo
 from veca.backbones import Backbone, load_backbone
+from veca.devices import pick_device
 from veca.errors import InputError
 from veca.files import write_json, write_text
 
@@ -70,14 +70,14 @@ class Settings:
     """how many photos of DATA are measured"""
     open: bool = True
     """open the page in a browser"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, mps"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
 
 def main(arguments: list[str]) -> None:
     settings = tyro.cli(Settings, args=arguments, prog="veca explore", description=inspect.getdoc(Settings))
     check(settings)
-    backbones = [load_backbone(name, settings.device) for name in settings.model or ("veca-s14",)]
+    backbones = [load_backbone(name, pick_device(settings.device)) for name in settings.model or ("veca-s14",)]
     if settings.metrics is not None:
         write_metrics(settings, backbones)
         return
@@ -103,10 +103,7 @@ def check(settings: Settings) -> None:
     if settings.out.exists() and not settings.out.is_dir():
         raise InputError(f"--out {settings.out} is a file, not a folder")
     points(settings.at)
-    try:
-        torch.empty(1, device=settings.device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {settings.device} cannot be used here: {str(error).splitlines()[0]}") from error
+    pick_device(settings.device)
 
 
 def points(texts: Sequence[str]) -> list[tuple[float, float]]:

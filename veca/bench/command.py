@@ -21,6 +21,7 @@ from veca.bench.flops import closed_form_flops, dino_flops, veca_flops
 from veca.bench.measure import interleaved, machine, peak_memory
 from veca.bench.report import markdown, put_section, show, slope, write
 from veca.config import MODELS, VecaConfig, model_config
+from veca.devices import pick_device
 from veca.errors import InputError
 from veca.weights import load
 
@@ -122,7 +123,7 @@ def check(settings: Bench, config: VecaConfig) -> None:
 
 def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, Any]:
     """Every row of every table, and the slopes."""
-    device = torch.device(settings.device)
+    device = pick_device(settings.device)
     rows: list[dict[str, Any]] = []
     with console.status("starting") as status:
         for kind in settings.paths:

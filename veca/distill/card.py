@@ -39,7 +39,6 @@ def recipe_words(settings: Settings) -> str:
     resolutions = "/".join(f"{size}²" for size in settings.all_resolutions)
     words = [
         f"{type(settings).__name__.lower()} from {settings.init}",
-        f"batch {settings.batch * settings.accumulate}",
         f"{resolutions} crops",
         f"budgets {settings.budgets[0]} to {settings.budgets[-1]}",
         f"rate {settings.lr:g} → {settings.min_lr:g}",

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from veca.errors import InputError
+from veca.devices import pick_device
 
 
 class Ranks:
@@ -104,17 +104,12 @@ def fresh_store(store: Any, rank: int, count: int) -> Any:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("--device cuda: PyTorch sees no GPU here; use --device cpu")
-    if name == "cuda":
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device {name}: use auto, cpu, cuda or mps") from None
+    """Of several ranks on one machine each takes the GPU of its number, unless one is named."""
+    device = pick_device(name)
+    if device.type == "cuda" and ":" not in name:
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    return device
 
 
 def fast_bfloat16(device: torch.device) -> bool:

@@ -178,7 +178,8 @@ def probed(folder: Path, budgets: Sequence[int | None]) -> bool:
 def locality_of_arms(settings: Experiment, scale: Scale) -> None:
     """How the similarity of two patches falls with their distance: one JSON per model."""
     from veca.analysis.metrics import find_examples, locality
-    from veca.backbones import load_backbone, pick_device
+    from veca.backbones import load_backbone
+    from veca.devices import pick_device
 
     photos = find_examples(settings.data / "voc-seg", scale.photos)
     for name, source in subjects(settings).items():

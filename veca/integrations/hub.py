@@ -73,8 +73,9 @@ def model_card(model: Veca, run: Path | None, name: str, kind: str = "Veca") -> 
              "```", "", "## Where it comes from", ""]  # fmt: skip
     lines += [f"- **{label}**: {_words(facts[key])}" if key in facts else f"- **{label}**: not recorded"
               for key, label in (("teacher", "Teacher"), ("train", "Training images"))
-              if key in facts or "data" not in facts]  # fmt: skip
-    lines += [f"- **{key}**: {_words(value)}" for key, value in facts.items() if key not in ("teacher", "train")]
+              if "data" not in facts or (key == "teacher" and key in facts)]  # fmt: skip
+    lines += [f"- **{key.replace('_', ' ').capitalize()}**: {_words(value)}" for key, value in facts.items()
+              if key not in ("teacher", "train")]  # fmt: skip
     if not licence:
         lines.append("- **Licence**: not recorded; the teacher's licence applies to what was learned from it")
     recipe = [f"| {key} | {_words(settings[key])} |" for key in RECIPE if key in settings]

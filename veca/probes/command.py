@@ -119,7 +119,7 @@ def teacher(settings: Fidelity) -> None:
 
 
 def predict(settings: Predict) -> None:
-    from veca.backbones import pick_device
+    from veca.devices import pick_device
     from veca.probes import predict
     from veca.probes.heads import Head
     from veca.probes.run import load_for
@@ -130,7 +130,7 @@ def predict(settings: Predict) -> None:
 
 
 def score(settings: Score) -> None:
-    from veca.backbones import pick_device
+    from veca.devices import pick_device
     from veca.probes.features import Cache
     from veca.probes.heads import Head
     from veca.probes.run import score_head
@@ -187,7 +187,7 @@ def depth_labels(settings: Any) -> DepthPreset:
 
 
 def _grid(settings: Any) -> Any:
-    from veca.backbones import pick_device
+    from veca.devices import pick_device
     from veca.probes.features import Cache
     from veca.probes.run import Grid
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from veca.backbones import Backbone, load_backbone, pick_device, short_names
+from veca.backbones import Backbone, load_backbone, short_names
+from veca.devices import pick_device
 from veca.distill.data import Key, collate
 from veca.distill.losses import Standards
 from veca.distill.ranks import Ranks

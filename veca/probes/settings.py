@@ -53,7 +53,7 @@ class Common:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
     """folder for results.json, results.csv, the plots and the heads"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps"""
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_cache)
     """folder of features that were computed before"""
     cache_gb: float = 20.0
@@ -185,7 +185,7 @@ class Fidelity:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("fidelity")
     """folder for results.json, results.csv and fidelity.png"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps"""
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
 
 
@@ -208,7 +208,7 @@ class Predict:
     model: str | None = None
     """where the backbone is, if not where it was when the head was trained"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps"""
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
 
 @dataclass
@@ -227,7 +227,7 @@ class Score:
     labels: Annotated[Path | None, tyro.conf.arg(metavar="JSON")] = None
     """ReaL's list of label lists, for the images in DIR"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, mps"""
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_cache)
     """folder of features that were computed before"""
     cache_gb: float = 20.0

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
         require(module, "serve")
     import uvicorn
 
-    from veca.features import device
+    from veca.devices import pick_device
     from veca.serve.app import create_app
     from veca.serve.protocol import DrainingServer, GuardedProtocol
     from veca.serve.service import Service
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every damaged form
     token = settings.token()
     with listen(settings) as listener:
-        model = load(settings.model, device=device(settings.device)).requires_grad_(False)
+        model = load(settings.model, device=pick_device(settings.device)).requires_grad_(False)
         settings.check_model(model.config)
         service = Service(model, settings)
         service.start()

@@ -72,8 +72,8 @@ class Settings:
     """port to listen at; 0 takes a free one and prints it"""
     token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: no token)")] = None
     """file with the bearer token that /v1 and /metrics then ask for (or set VECA_TOKEN)"""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, mps"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
     size: int = 512
     """shorter side in pixels, for requests that do not say"""
