@@ -47,7 +47,7 @@ WORDS = (
 )
 DISTILL = (
     f"--epochs 0 --warmup-epochs 0 --steps 2 --warmup-steps 1 --batch 2 --late-from 1 --resolutions {SIDE} "
-    f"--resolution-weights 1 --val-resolutions {SIDE} --val-every 2 --val-images 2 --val-budgets 8 "
+    f"--val-resolutions {SIDE} --val-every 2 --val-images 2 --val-budgets 8 "
     "--standardise-images 2 --workers 0 --log-every 1"
 )
 SIXTEEN = "--resolutions 32 --val-resolutions 32 --student veca_tiny"  # the paper's sizes have patches of 16

@@ -28,8 +28,8 @@ def stream(seed: int, *where: object) -> random.Random:
 
 
 def draw(choices: Sequence[int], weights: Sequence[float], seed: int, *where: object) -> int:
-    """One of `choices`, by weight; the same on every rank."""
-    return stream(seed, *where).choices(choices, weights)[0]
+    """One of `choices`, by weight; the same on every rank. A single choice needs no weights."""
+    return choices[0] if len(choices) == 1 else stream(seed, *where).choices(choices, weights)[0]
 
 
 def epoch_order(groups: Sequence[int], seed: int, epoch: int, window: int = 16) -> NDArray[np.int64]:

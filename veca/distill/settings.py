@@ -154,7 +154,7 @@ class Settings:
         for values, weights in pairs:
             ours, theirs = getattr(self, values), getattr(self, weights)
             counts = f"--{_flag(values)} has {len(ours)} entries, --{_flag(weights)} {len(theirs)}"
-            check(len(ours) == len(theirs), counts)
+            check(len(ours) in (1, len(theirs)), f"{counts}: give one weight for each")  # one choice needs no weights
             check(not theirs or (min(theirs) >= 0 and sum(theirs) > 0), f"--{_flag(weights)}: not weights: {theirs}")
         check(bool(self.train), "--train: give images to train on")
         check(bool(self.budgets) and bool(self.resolutions), "at least one budget and one resolution are needed")
