@@ -60,7 +60,7 @@ def test_a_recipes_sizes_fit_any_patch() -> None:
     assert recipe.whole_patches(14) == recipe
     fitting = recipe.whole_patches(16)  # a DINOv3
     assert (fitting.val_resolutions, fitting.cache_resolutions) == ((192,), (192,))
-    assert fitting.resolutions == fitting.late_resolutions == (192, 256, 336, 448)
+    assert fitting.resolutions == (192, 256, 336, 448)
     assert isinstance(fitting, Convert)
 
 

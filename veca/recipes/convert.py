@@ -14,7 +14,7 @@ class Convert(Settings):
               teacher's patches (forcing), then on ever more of its own (fading), then freely; with a loss on every
               layer (hints)
     on        a few thousand photographs and a DINOv2 or DINOv3 teacher
-    for       100,000 views of a quarter of the patches, every ninth larger than 196²; the last 1.5 % of all patches
+    for       100,000 views of a quarter of the patches, every ninth larger than 196²
     hardware  two CPU cores: four hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
               (36 GB of disk)
     expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (ten minutes:
@@ -37,12 +37,9 @@ class Convert(Settings):
     resolutions: tuple[int, ...] = (196, 252, 336, 448)
     resolution_weights: tuple[float, ...] = (0.89, 0.04, 0.04, 0.03)
     patch_share: float = 0.25
-    late_from: float = 0.985
-    late_resolutions: tuple[int, ...] = (196, 252, 336, 448)
-    late_resolution_weights: tuple[float, ...] = (0.6, 0.25, 0.1, 0.05)
     standardise: bool = True
     hints: float = 1.0
-    hints_until: float = 0.9
+    hints_until: float = 0.66
     forcing: float = 0.05
     fading: float = 0.25
     val_every: int = 500
