@@ -39,7 +39,6 @@ class Convert(Settings):
     patch_share: float = 0.25
     standardise: bool = True
     hints: float = 1.0
-    hints_until: float = 0.66
     forcing: float = 0.05
     fading: float = 0.25
     val_every: int = 500
