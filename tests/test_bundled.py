@@ -22,8 +22,6 @@ from veca.weights import BUNDLED
 ROOT = Path(__file__).parents[1]
 FOLDER = BUNDLED / "veca-s14"
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="veca-s14 is not bundled yet")
-
 
 def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
     assert "veca-s14" in veca.bundled_models()
