@@ -101,6 +101,7 @@ def _use(name: str, kind: str) -> list[str]:
     if kind == "Veca":
         return [
             "import veca",
+            "",
             f'model = veca.load("{name}")',
             'images = veca.preprocess("photo.jpg", size=512, patch_size=model.patch_size)',
             "out = model(images, cores=16)  # out.cls, out.patches",
@@ -108,6 +109,7 @@ def _use(name: str, kind: str) -> list[str]:
     return [
         "import veca.integrations.transformers as veca",
         "from transformers import AutoImageProcessor",
+        "",
         f'model = veca.{kind}.from_pretrained("{name}")',
         f'inputs = AutoImageProcessor.from_pretrained("{name}")(photo, return_tensors="pt")',
         "out = model(**inputs, cores=16)",
