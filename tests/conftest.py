@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -62,12 +63,31 @@ def run() -> Callable[..., str]:
     return _run
 
 
+def _built_once(tmp_path_factory: pytest.TempPathFactory, pattern: str, *command: object) -> Path:
+    """The file that `command` makes in the folder it ends with; one build, whatever number of workers asks for it.
+
+    Builds of one source tree share its build folder, so two at the same time break each other.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # each worker has a folder of its own in it
+    with FileLock(shared / "build.lock"):
+        if not any((shared / "built").glob(pattern)):
+            _run(*command, shared / "built", ROOT)
+    (built,) = (shared / "built").glob(pattern)
+    return built
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
-    (built,) = folder.glob("veca-*.whl")
-    return built
+    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
+    return _built_once(tmp_path_factory, "veca-*.whl", *command)
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir")
+    return _built_once(tmp_path_factory, "veca-*.tar.gz", *command)
 
 
 @pytest.fixture(scope="session")

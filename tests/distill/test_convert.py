@@ -94,24 +94,28 @@ def test_the_dense_twin_reproduces_dinov2_with_registers() -> None:
     assert_same(twin(teacher, 1.0), teacher, torch.randn(2, 3, side, side), cores=5)
 
 
-def test_cores_stand_on_the_position_table() -> None:
+def test_cores_are_grey_patches_on_the_position_table() -> None:
     config = Dinov2Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=56, patch_size=14)
     model = Dinov2Model(config)
     with torch.no_grad():  # channel 0 is x, channel 1 is y of each of the 4×4 patches
         centres = torch.tensor([-0.75, -0.25, 0.25, 0.75])
         model.embeddings.position_embeddings[0, 1:, 0] = centres.repeat(4)
         model.embeddings.position_embeddings[0, 1:, 1] = centres.repeat_interleave(4)
+        model.embeddings.patch_embeddings.projection.bias.normal_()
     student = Veca(student_config(Teacher(model, "table")))
     report = copy_teacher(student, Teacher(model, "table"))
     positions = student.bank.states.tanh().detach()
     inside = positions.abs().amax(dim=-1) < 0.5
     inside[0] = False
-    torch.testing.assert_close(student.bank.tokens[inside][:, :2].detach(), positions[inside], atol=0.12, rtol=0)
+    grey = model.embeddings.patch_embeddings(torch.zeros(1, 3, 14, 14))[0, 0]  # 0 is the mean after normalisation
+    places = (student.bank.tokens[inside] - grey)[:, :2].detach()
+    torch.testing.assert_close(places, positions[inside], atol=0.12, rtol=0)
+    assert student.config.rope_zero_fraction == 1  # this teacher has no rotation
     embeddings = model.embeddings
     torch.testing.assert_close(
         student.bank.tokens[0], (embeddings.cls_token + embeddings.position_embeddings[:, :1])[0, 0]
     )
-    assert "core 0 from the class token, the others from the position table" in report.text(student)
+    assert "core 0 from the class token, the others as grey patches at their coordinates" in report.text(student)
     assert report.new == [name for name, _ in student.named_parameters() if name.startswith("bank.")]
 
 

@@ -122,6 +122,8 @@ def student_config(teacher: Teacher, **overrides: object) -> VecaConfig:
         "patch_size": teacher.patch_size,
         "norm_eps": config.layer_norm_eps,
         "positions": "table" if family.position_table else "rope",
+        # Queries and keys were learned with the teacher's rotation, or with none: any other scrambles what they find.
+        "rope_zero_fraction": 1.0 if family.position_table else 0.0,
     }
     if family.position_table:
         shape["table_size"] = math.isqrt(_tensor(teacher, family.position_table).shape[1] - 1)
@@ -162,28 +164,30 @@ def copy_teacher(student: Veca, teacher: Teacher) -> Report:
 
 
 def place_cores(student: Veca, teacher: Teacher, report: Report) -> None:
-    """The first core is the class token, the next ones are registers, the others stand on the teacher's table."""
+    """The first core is the class token, the next ones are registers, each of the others a grey patch at its place.
+
+    Pixels are normalised, so the embedding of an average patch is the embedding's bias. Blocks that were trained on
+    patches know what to do with such a token: it reads its surroundings, and those read it.
+    """
     tokens, states = student.bank.tokens, student.bank.states
     registers = _find(teacher, "embeddings.register_tokens")
     first = _tensor(teacher, "embeddings.cls_token")[0]  # 1×D
     table = _find(teacher, _family(teacher).position_table or "")
+    tokens.copy_(_tensor(teacher, f"{_family(teacher).patch_embed}.bias").expand_as(tokens))
     if table is not None:
         first = first + table[0, :1]
         side = math.isqrt(table.shape[1] - 1)
         grid = table[0, 1:].reshape(side, side, -1).permute(2, 0, 1)[None].float()  # 1×D×side×side
         at = states.tanh()[None, None]  # 1×1×M×2, (x, y)
         sampled = nn.functional.grid_sample(grid, at, mode="bicubic", padding_mode="border", align_corners=False)
-        tokens.copy_(sampled[0, :, 0].transpose(0, 1))
-        others = "the others from the position table at their coordinates"
-    else:
-        others = "the others at random"
+        tokens += sampled[0, :, 0].transpose(0, 1)
     heads = first if registers is None else torch.cat((first, registers[0]))
     heads = heads[: len(tokens)]
     tokens[: len(heads)] = heads
     if table is None:
         states[: len(heads)] = 0  # a rotary teacher does not turn these tokens, and the origin does not turn
     named = "core 0 from the class token" + (f", cores 1–{len(heads) - 1} from registers" if len(heads) > 1 else "")
-    report.notes.append(f"bank.tokens: {named}, {others}")
+    report.notes.append(f"bank.tokens: {named}, the others as grey patches at their coordinates")
 
 
 @torch.no_grad()
