@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import veca
 from veca.config import MODELS, VecaConfig
 from veca.model import Veca
-from veca.rope import _remembered_rotation, jitter, join
+from veca.rope import _remembered_rotation, jitter
 
 TINY = {"depth": 3, "width": 48, "heads": 2, "bank": 16}
 VARIANTS = {
@@ -435,36 +435,6 @@ def test_forced_patches_enter_every_block() -> None:
     other = model.forward_layers(images, 4, forced_patches=inputs)
     torch.testing.assert_close(other.tokens[0], free.tokens[0])
     assert not torch.allclose(other.tokens[1], free.tokens[1])
-
-
-def test_chosen_patches_are_all_there_is() -> None:
-    """Every patch keeps its place in any order, and what is left out is neither read nor returned."""
-    model, images = small(), torch.randn(2, 3, 32, 48)
-    order = torch.randperm(6)
-    whole, shuffled = (model.forward_layers(images, 4, chosen=chosen).tokens[-1] for chosen in (None, order))
-    torch.testing.assert_close(shuffled[:, :4], whole[:, :4], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(shuffled[:, 4:], whole[:, 4:][:, order], atol=1e-4, rtol=1e-4)
-    chosen, others = torch.tensor([0, 4, 5]), torch.tensor([1, 2, 3])
-    part = model.forward_layers(images, 4, chosen=chosen)
-    assert part.tokens[-1].shape[1] == 4 + 3
-    pixels = images.unflatten(2, (2, 16)).unflatten(4, (3, 16)).movedim(4, 3).flatten(2, 3).clone()  # B×3×N×16×16
-    pixels[:, :, others] = 0
-    blanked = pixels.unflatten(2, (2, 3)).movedim(3, 4).reshape(images.shape)
-    torch.testing.assert_close(model.forward_layers(blanked, 4, chosen=chosen).tokens[-1], part.tokens[-1])
-    with torch.no_grad():
-        attn, block = model.blocks[0].attn, model.blocks[0]
-        tokens, state = model.bank.start(4, 2)
-        x = torch.cat((tokens, model.embed(images)[0]), 1)
-        by = join(model.rotation(state.tanh()), model.patch_rotation((2, 3), images.device))
-        q, k, v = attn.project(block.norm_attn(x), by)
-        weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).exp()
-        weights[:, :, :, 4 + others] = 0  # nobody reads them
-        weights[:, :, 4:, 4:] = 0  # and patches read only cores
-        mixed = (weights / weights.sum(-1, keepdim=True)) @ v
-        x = x + attn.out_proj(mixed.transpose(1, 2).flatten(2))
-        expected = x + block.mlp(block.norm_mlp(x))
-    expected = torch.cat((expected[:, :4], expected[:, 4:][:, chosen]), 1)
-    torch.testing.assert_close(part.tokens[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_dense_arm_has_the_same_parameters() -> None:

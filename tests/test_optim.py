@@ -76,6 +76,21 @@ def test_copied_parameters_have_their_own_rate() -> None:
     assert len(split_parameters(model, matrices="adamw")) == 1
 
 
+def test_relative_rates_follow_the_size_of_copied_matrices() -> None:
+    model = veca.create_model("veca_tiny", depth=2)
+    block = model.blocks[0]
+    with torch.no_grad():
+        block.fc2.weight.fill_(0.005)  # a quarter of a fresh matrix
+    copied = ["blocks.0.fc2.weight", "blocks.0.fc2.bias", "norm.weight"]
+    shares = split_parameters(model, copied, matrices="adamw")
+    (adam,) = build_optimisers(shares, 1e-3, 0.01, 0.5, torch.float32, relative_rates=True)
+    rates = {id(p): group["rate"] for group in adam.param_groups for p in group["params"]}
+    assert rates[id(block.fc2.weight)] == rates[id(block.fc2.bias)] == pytest.approx(0.5 * 0.25)
+    assert rates[id(model.norm.weight)] == 0.5
+    assert rates[id(block.fc1.weight)] == 1.0  # a fresh one
+    assert len(rates) == sum(1 for _ in model.parameters())
+
+
 def test_a_restored_optimiser_goes_on_bit_by_bit() -> None:
     gradients = torch.randn(4, 6, 8)
     whole = torch.nn.Parameter(torch.ones(6, 8))

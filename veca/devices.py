@@ -14,4 +14,6 @@ def pick_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name} cannot be used here: {' '.join(str(error).split())[:120]}") from None
+        raise InputError(
+            f"--device {name} cannot be used here: {' '.join(str(error).split())[:120]}; use --device cpu"
+        ) from None

@@ -94,7 +94,6 @@ class Veca(nn.Module):
         *,
         forced_patches: Sequence[Tensor | None] | None = None,  # per block, B×N×D; None: the block's own
         forcing: float = 1.0,
-        chosen: Tensor | None = None,  # numbers of the patches to take; None: all
         return_attention: bool = False,
         last_only: bool = False,
     ) -> Layers:
@@ -102,15 +101,12 @@ class Veca(nn.Module):
 
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
         the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
-        mixed with the block's own, of which 1 − `forcing` remains. `chosen` leaves the other patches out of everything,
-        so that a training step costs less: patches do not miss one another, and the cores read a sample of them.
+        mixed with the block's own, of which 1 − `forcing` remains.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images)
         tokens, state = self.bank.start(budget, images.shape[0])
         by_patch = self.patch_rotation(grid, images.device)
-        if chosen is not None:
-            patches, by_patch = patches[:, chosen], by_patch.at(chosen)
         x = torch.cat((tokens.to(patches.dtype), patches), dim=1)  # B×(C+N)×D
         in_pieces = None
         if forced_patches is None and not return_attention and can_run(self, x):

@@ -5,13 +5,15 @@ Which parameter goes where is decided by `split_parameters`, and printed as a ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from veca.model import Veca
+
+FRESH_DEVIATION = 0.02  # of a fresh model's matrices
 
 # Optimal quintics for singular values in [1e-3, 1] (Polar Express, arXiv 2505.16932), five iterations.
 POLAR_EXPRESS = (
@@ -131,16 +133,29 @@ def split_parameters(
 
 
 def build_optimisers(
-    shares: list[Share], lr: float, weight_decay: float, copied_rate: float, polar_dtype: torch.dtype
+    shares: list[Share],
+    lr: float,
+    weight_decay: float,
+    copied_rate: float,
+    polar_dtype: torch.dtype,
+    relative_rates: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """One optimiser of each kind; every group keeps its factor of the common rate curve as `rate`."""
+    """One optimiser of each kind; every group keeps its factor of the common rate curve as `rate`.
+
+    With `relative_rates` every copied tensor has a factor of its own (`relative_rate`).
+    """
 
     def groups(kind: str) -> list[dict[str, Any]]:
-        return [
-            {"params": share.parameters, "rate": copied_rate if share.copied else 1.0}
-            for share in shares
-            if share.optimiser == kind
-        ]
+        made: list[dict[str, Any]] = []
+        for share in (share for share in shares if share.optimiser == kind):
+            if share.copied and relative_rates:
+                named = dict(zip(share.names, share.parameters, strict=True))
+                made += [{"params": [named[name]], "rate": copied_rate * relative_rate(name, sizes)} for name in named]
+            else:
+                made.append({"params": share.parameters, "rate": copied_rate if share.copied else 1.0})
+        return made
+
+    sizes = {name: p for share in shares for name, p in zip(share.names, share.parameters, strict=True)}
 
     optimisers: list[torch.optim.Optimizer] = []
     if matrix_groups := groups("NorMuon"):
@@ -151,6 +166,19 @@ def build_optimisers(
             torch.optim.AdamW(other_groups, lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay, fused=fused)
         )
     return optimisers
+
+
+def relative_rate(name: str, parameters: Mapping[str, Tensor]) -> float:
+    """A matrix moves in proportion to its own size, the matrix of a fresh model (deviation 0.02) at the rate itself.
+
+    The optimisers step by the rate whatever the gradient's size. A teacher's layer scale, multiplied into the
+    projections that write to the stream, makes them 0.004 in the first blocks and 0.1 in the last: one rate for all
+    would shake the first and hardly move the last. The biases of these projections go with them.
+    """
+    matrix = parameters[name]
+    if name.endswith(("out_proj.bias", "fc2.bias")):
+        matrix = parameters.get(name.removesuffix("bias") + "weight", matrix)
+    return float(matrix.detach().square().mean().sqrt()) / FRESH_DEVIATION if matrix.ndim > 1 else 1.0
 
 
 def set_rate(optimisers: list[torch.optim.Optimizer], lr: float) -> None:

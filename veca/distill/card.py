@@ -44,8 +44,6 @@ def recipe_words(settings: Settings) -> str:
         f"rate {settings.lr:g} → {settings.min_lr:g}",
         "NorMuon and AdamW" if settings.matrices == "normuon" else "AdamW",
     ]
-    if settings.patch_share < 1:
-        words.append(f"{settings.patch_share:.0%} of the patches")
     if settings.views:
         words.append(f"{settings.views} fixed views of each image")
     if settings.forcing or settings.fading:

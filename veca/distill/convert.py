@@ -180,7 +180,7 @@ def place_cores(student: Veca, teacher: Teacher, report: Report) -> None:
         grid = table[0, 1:].reshape(side, side, -1).permute(2, 0, 1)[None].float()  # 1×D×side×side
         at = states.tanh()[None, None]  # 1×1×M×2, (x, y)
         sampled = nn.functional.grid_sample(grid, at, mode="bicubic", padding_mode="border", align_corners=False)
-        tokens += sampled[0, :, 0].transpose(0, 1)
+        tokens.add_(sampled[0, :, 0].transpose(0, 1))
     heads = first if registers is None else torch.cat((first, registers[0]))
     heads = heads[: len(tokens)]
     tokens[: len(heads)] = heads

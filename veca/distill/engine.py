@@ -78,7 +78,7 @@ def train(settings: Settings) -> Path:
     shares = split_parameters(model, report.copied, settings.matrices)
     optimisers = build_optimisers(
         shares, settings.lr, settings.weight_decay, settings.copied_rate,
-        torch.bfloat16 if fast_bfloat16(device) else torch.float32,
+        torch.bfloat16 if fast_bfloat16(device) else torch.float32, settings.relative_rates,
     )  # fmt: skip
     length = plan_length(settings, len(images), ranks.count, saved)
     judged_on = [str(val_images and val_images.digest()), settings.val_images, *settings.val_budgets,
@@ -157,7 +157,6 @@ def train(settings: Settings) -> Path:
                 break
             budget = draw(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
             resolution = plan.resolution(step)
-            share = settings.patch_share if step < settings.late_from * length.total else 1.0
             forced = settings.forced_at(step, length.total)
             hints = settings.hints if step < settings.hints_until * length.total else 0.0
             lr = learning_rate(step, length.total, length.warmup, settings.lr, settings.min_lr)
@@ -175,7 +174,7 @@ def train(settings: Settings) -> Path:
                     last = micro == settings.accumulate - 1
                     with nullcontext() if last or ranks.count == 1 else student.no_sync():  # type: ignore[operator]
                         loss: Loss = student(pixels, budget, target, standards, hints, hint_standard, forced,
-                                             share)  # fmt: skip
+                                             settings.patch_share)  # fmt: skip
                         torch.autograd.backward(loss.total / settings.accumulate)
                 losses.append(Loss(*(value.detach() for value in loss)))
 

@@ -41,7 +41,7 @@ class Settings:
     attention: Literal["core", "dense"] = "core"
     """`dense` trains the control arm, in which every token reads every token."""
     rope_zero_fraction: float | None = None
-    """Share of rotary channels that do not turn; 1 switches rotation off. Unset: the size's own."""
+    """Share of rotary channels that do not turn; 1 switches rotation off. Unset: the size's own, or the teacher's."""
 
     epochs: float = 0
     """Length in passes over the images; or give --steps."""
@@ -68,6 +68,8 @@ class Settings:
     """Of both optimisers."""
     copied_rate: float = 1.0
     """Factor on the rate of parameters whose values came from the teacher."""
+    relative_rates: bool = False
+    """Parameters from the teacher move in proportion to their own size: its layer scale makes some 30 times smaller."""
     matrices: Literal["normuon", "adamw"] = "normuon"
     """Optimiser of the weight matrices; AdamW takes everything else."""
     clip: float = 0.0
@@ -101,7 +103,7 @@ class Settings:
     fading: float = 0.0
     """For this next share of the steps they are mixed with the student's own, ever more of these: a soft landing."""
     patch_share: float = 1.0
-    """Share of a view's patches that go through the student, drawn each step until --late-from: less is quicker."""
+    """While forced, the share of a view's patches that leave each block, drawn each step: less is quicker."""
 
     cache_teacher: Path | None = None
     """Folder for the teacher's features: computed once, then read from disk (float16)."""

@@ -79,22 +79,21 @@ class Student(nn.Module):
         hint_weight: float,
         hint_standard: Standard | None,
         forced: float,  # how much of the patches that enter a block is the teacher's; 0: the student runs freely
-        share: float = 1.0,  # of the patches: the others are left out, or only read by the cores where forced is 1
+        share: float = 1.0,  # of the patches that are computed where forced is 1; the cores still read all
     ) -> Loss:
         """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
         hints, given = hint_weight > 0, target.layers
-        chosen = choose_patches(target.patches.shape[1], share, images.device)
-        if chosen is not None:
-            kept = given[:, :, chosen] if given is not None else None
-            target = TeacherOutput(target.cls, target.patches[:, chosen], kept)
         assert given is not None or not forced
         if forced == 1:
             assert given is not None
+            chosen = choose_patches(target.patches.shape[1], share, images.device)
+            if chosen is not None:
+                target = TeacherOutput(target.cls, target.patches[:, chosen], given[:, :, chosen])
             layers = forced_layers(self.model, images, cores, given[:-1], chosen)
         else:
-            fed = [None, *target.layers[:-1]] if forced and target.layers is not None else None
+            fed = [None, *given[:-1]] if forced and given is not None else None
             layers = self.model.forward_layers(
-                images, cores, forced_patches=fed, forcing=forced, chosen=chosen, last_only=not hints
+                images, cores, forced_patches=fed, forcing=forced, last_only=not hints
             ).tokens
         tokens = self.model.project(self.model.norm(layers[-1]))
         loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
