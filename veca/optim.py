@@ -104,7 +104,7 @@ class Share(NamedTuple):
     """A set of parameters that one optimiser treats alike."""
 
     optimiser: Literal["NorMuon", "AdamW"]
-    copied: bool  # whether the values came from the teacher
+    copied: bool  # whether the values came from the teacher, or from a model that is trained further
     names: list[str]
     parameters: list[nn.Parameter]
 
@@ -114,7 +114,7 @@ def split_parameters(
 ) -> list[Share]:
     """NorMuon takes the weights of linear layers, but not the coordinate heads or the last block's second MLP matrix.
 
-    `copied` names the parameters whose values came from the teacher, so that they may have a rate of their own;
+    `copied` names the parameters whose values came from another model, so that they may have a rate of their own;
     `matrices="adamw"` leaves everything to AdamW. Parameters without gradients are left out.
     """
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -189,11 +189,11 @@ def set_rate(optimisers: list[torch.optim.Optimizer], lr: float) -> None:
 
 def split_table(shares: list[Share]) -> str:
     """The split as text: optimiser, origin, tensors, values, and a few names."""
-    rows = [("optimiser", "values from", "tensors", "parameters", "which")]
+    rows = [("optimiser", "values", "tensors", "parameters", "which")]
     for share in shares:
         count = sum(parameter.numel() for parameter in share.parameters)
         kinds = list(dict.fromkeys(_kind(name) for name in share.names))
-        origin = "teacher" if share.copied else "new"
+        origin = "copied" if share.copied else "new"
         rows.append((share.optimiser, origin, str(len(share.names)), f"{count:,}", ", ".join(kinds)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(

@@ -96,7 +96,7 @@ def test_the_whole_command_and_its_picture(root: Path, tmp_path: Path, capsys: p
                  "--val-every", "2", "--log-every", "2", "--workers", "0", "--device", "cpu"]  # fmt: skip
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert "copied from the teacher: 37 tensors" in said
+    assert "copied: 37 tensors" in said
     assert "AdamW      teacher" in said
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(record["kind"], record["step"]) for record in records] == [

@@ -111,6 +111,8 @@ def test_cores_are_grey_patches_on_the_position_table() -> None:
     places = (student.bank.tokens[inside] - grey)[:, :2].detach()
     torch.testing.assert_close(places, positions[inside], atol=0.12, rtol=0)
     assert student.config.rope_zero_fraction == 1  # this teacher has no rotation
+    with torch.no_grad():
+        torch.testing.assert_close(student(torch.randn(1, 3, 28, 28)).coords[0], positions)  # so cores stay
     embeddings = model.embeddings
     torch.testing.assert_close(
         student.bank.tokens[0], (embeddings.cls_token + embeddings.position_embeddings[:, :1])[0, 0]

@@ -85,7 +85,7 @@ _OLD_NAMES = {
 
 @dataclass
 class Report:
-    """What a student got from its teacher."""
+    """What a student got from its teacher, or from the model that it continues."""
 
     copied: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Report:
             kinds = dict.fromkeys(".".join("*" if p.isdigit() else p for p in name.split(".")) for name in names)
             return f"{title}: {len(names)} tensors, {sum(sizes[n] for n in names):,} values ({', '.join(kinds)})"
 
-        return "\n".join([line("copied from the teacher", self.copied), line("new", self.new), *self.notes])
+        return "\n".join([line("copied", self.copied), line("new", self.new), *self.notes])
 
 
 def student_config(teacher: Teacher, **overrides: object) -> VecaConfig:
@@ -186,6 +186,8 @@ def place_cores(student: Veca, teacher: Teacher, report: Report) -> None:
     tokens[: len(heads)] = heads
     if table is None:
         states[: len(heads)] = 0  # a rotary teacher does not turn these tokens, and the origin does not turn
+    if student.config.rope_zero_fraction == 1:
+        student.bank.alpha.zero_()  # nothing depends on where cores go, so they stay
     named = "core 0 from the class token" + (f", cores 1–{len(heads) - 1} from registers" if len(heads) > 1 else "")
     report.notes.append(f"bank.tokens: {named}, the others as grey patches at their coordinates")
 

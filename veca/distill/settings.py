@@ -67,9 +67,9 @@ class Settings:
     weight_decay: float = 0.015
     """Of both optimisers."""
     copied_rate: float = 1.0
-    """Factor on the rate of parameters whose values came from the teacher."""
+    """Factor on the rate of parameters whose values came with --init."""
     relative_rates: bool = False
-    """Parameters from the teacher move in proportion to their own size: its layer scale makes some 30 times smaller."""
+    """Such parameters move in proportion to their own size: layer scale makes some of a teacher's 30 times smaller."""
     matrices: Literal["normuon", "adamw"] = "normuon"
     """Optimiser of the weight matrices; AdamW takes everything else."""
     clip: float = 0.0

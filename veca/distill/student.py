@@ -32,7 +32,7 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
                 f"{settings.init} gives features {model.config.feature_width} wide, the teacher {teacher.width}: "
                 "continue with the teacher it was trained with"
             )
-        report = Report(new=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
+        report = Report(copied=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
     elif settings.student == "teacher":
         model = Veca(student_config(teacher, **chosen))
         report = copy_teacher(model, teacher)
