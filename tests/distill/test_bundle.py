@@ -37,7 +37,7 @@ def test_a_run_fills_the_card(run_folder: Path) -> None:
     assert card["teacher"] == "teacher (dinov2, 2 layers of 32, patch 7)"
     assert card["teacher_weights"] == identity["teacher weights"]
     assert card["data"] == "22 images (photos)"
-    assert card["recipe"].startswith("convert from teacher, 28²/35² crops, budgets 2 to 8, rate 0.0003 → 1e-05")
+    assert card["recipe"].startswith("convert from teacher, 28²/35² crops, budgets 2 to 8, rate 0.0002 → 5e-06")
     assert (card["steps"], card["views"]) == (6, 24)
     assert card["date"] == date.today().isoformat()
     assert card["licence"] == card["teacher_licence"] == "apache-2.0"

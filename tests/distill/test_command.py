@@ -60,7 +60,7 @@ def test_a_recipes_sizes_fit_any_patch() -> None:
     assert recipe.whole_patches(14) == recipe
     fitting = recipe.whole_patches(16)  # a DINOv3
     assert (fitting.val_resolutions, fitting.cache_resolutions) == ((192,), (192,))
-    assert fitting.resolutions == (192, 256, 336, 448)
+    assert (fitting.resolutions, fitting.late_resolutions) == ((192,), (192, 256, 336, 448))
     assert isinstance(fitting, Convert)
 
 
@@ -97,7 +97,7 @@ def test_the_whole_command_and_its_picture(root: Path, tmp_path: Path, capsys: p
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "copied: 37 tensors" in said
-    assert "AdamW      teacher" in said
+    assert "AdamW      copied" in said
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [(record["kind"], record["step"]) for record in records] == [
         ("train", 2), ("validation", 2), ("train", 4), ("validation", 4),

@@ -24,6 +24,11 @@ from veca.distill.settings import Settings
 from veca.errors import InputError
 
 
+# Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW
+# blows up to full steps. They change nothing, but differ with the order of the sum.
+TURNING = {"rope_zero_fraction": 0.125}
+
+
 def run_ranks(settings: Settings, count: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -46,6 +51,7 @@ def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) ->
         "clip": 0.0,
         "steps": 6,
         "val": (str(root / "photos"),),
+        **TURNING,
     }
     run_ranks(tiny_settings(root, tmp_path / "two", batch=4, **common), 2)
     train(tiny_settings(root, tmp_path / "one", batch=8, **common))
@@ -56,9 +62,9 @@ def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) ->
 
 def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -> None:
     """Two ranks, then one: the step keeps its eight images."""
-    run_ranks(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=5), 2)
-    train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4))
-    train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4))
+    run_ranks(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=5, **TURNING), 2)
+    train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, **TURNING))
+    train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
     assert_close(tmp_path / "run", tmp_path / "one")
 
 

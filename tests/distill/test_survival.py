@@ -112,11 +112,11 @@ def test_another_validation_chooses_the_best_anew(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = {"val": (str(root / "photos"),), "val_every": 4}
-    train(tiny_settings(root, tmp_path / "run", **common, val_images=4, stop_at=9))
+    train(tiny_settings(root, tmp_path / "run", **common, val_resolutions=(35,), stop_at=9))
     path = next((tmp_path / "run/checkpoints").glob("step-*9.*.pt"))
     before = torch.load(path, weights_only=True)["progress"]
     assert before["best"] < float("inf")
-    train(tiny_settings(root, tmp_path / "run", **common, val_images=6))
+    train(tiny_settings(root, tmp_path / "run", **common, val_resolutions=(7,)))
     assert "validation has changed: the best model is chosen anew" in capsys.readouterr().out
     found = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     later = [record["loss"] for record in found if record["kind"] == "validation" and record["step"] > 9]
@@ -231,7 +231,7 @@ def test_runs_of_an_older_version_go_on() -> None:
 
 def test_changed_settings_are_refused_with_their_list(root: Path, tmp_path: Path) -> None:
     train(tiny_settings(root, tmp_path / "run", stop_at=2))
-    with pytest.raises(InputError, match=r"other settings \(hints: 1.0 → 0.5; lr: 0.0003 → 0.001\)"):
+    with pytest.raises(InputError, match=r"other settings \(hints: 1.0 → 0.5; lr: 0.0002 → 0.001\)"):
         train(tiny_settings(root, tmp_path / "run", lr=1e-3, hints=0.5))
     more = shutil.copytree(root / "photos", tmp_path / "photos")
     make_photos(tmp_path / "other", 23)
