@@ -23,7 +23,6 @@ from veca.distill.ranks import fresh_store
 from veca.distill.settings import Settings
 from veca.errors import InputError
 
-
 # Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW
 # blows up to full steps. They change nothing, but differ with the order of the sum.
 TURNING = {"rope_zero_fraction": 0.125}
