@@ -14,11 +14,11 @@ class Convert(Settings):
               teacher's patches (forcing), then on ever more of its own (fading), then freely; with a loss on every
               layer (hints)
     on        a few thousand photographs and a DINOv2 or DINOv3 teacher
-    for       100,000 views of a quarter of the patches, every ninth larger than 196²
-    hardware  two CPU cores: four hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
+    for       100,000 views of 196², the last quarter of the steps at 196² to 448²
+    hardware  two CPU cores: six hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
               (36 GB of disk)
-    expects   a standardised dense cosine of 0.57 at 64 cores and 0.49 at 8 already after 160 steps (ten minutes:
-              docs/training.md); docs/results.md: the long run
+    expects   a standardised dense cosine of 0.84 at 64 cores and 0.76 at 8 already after 1,400 steps, 78 minutes
+              (docs/training.md)
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
