@@ -81,6 +81,9 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert {size: set(row) for size, row in grid.items()} == {"32": {"8", "64"}, "48": {"8", "64"}}
     moved = tensors(tmp_path / "two")["bank.tokens"] - tensors(tmp_path / "one", "best")["bank.tokens"]
     assert 0 < moved.abs().max() < 0.1
+    card, first = veca.load(tmp_path / "two" / "last").card, model.card
+    assert card["before"] == f"{first['views']:,} views, {first['recipe']}"
+    assert card["recipe"].startswith("stage2 from one")
 
 
 def test_best_is_the_model_with_the_lowest_validation_loss(root: Path, tmp_path: Path) -> None:

@@ -16,8 +16,13 @@ from veca.distill.sources import Images
 from veca.teachers import Teacher
 
 
-def run_card(settings: Settings, teacher: Teacher, images: Images, weights: str) -> dict[str, Any]:
-    """`weights` is the fingerprint of the teacher's; steps and views are added with every save."""
+def run_card(
+    settings: Settings, teacher: Teacher, images: Images, weights: str, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """`weights` is the fingerprint of the teacher's; steps and views are added with every save.
+
+    `before` is the card of the model that the run goes on with.
+    """
     licence = stated_licence(Path(settings.teacher))
     name = Path(settings.teacher).name if Path(settings.teacher).exists() else settings.teacher
     sources = [Path(part.root).name for part in images.parts]
@@ -29,6 +34,9 @@ def run_card(settings: Settings, teacher: Teacher, images: Images, weights: str)
         "recipe": recipe_words(settings),
         "date": date.today().isoformat(),
     }
+    if before and "recipe" in before:
+        earlier = f"{before['views']:,} views, {before['recipe']}" if "views" in before else before["recipe"]
+        card["before"] = "; then ".join(part for part in (before.get("before"), earlier) if part)
     if licence:
         card |= {"teacher_licence": licence, "licence": licence}  # what was learned from it is under its terms
     return card
@@ -38,7 +46,7 @@ def recipe_words(settings: Settings) -> str:
     """The recipe and what a reader wants to know of it first; settings.json has the rest."""
     resolutions = "/".join(f"{size}²" for size in settings.all_resolutions)
     words = [
-        f"{type(settings).__name__.lower()} from {settings.init}",
+        f"{type(settings).__name__.lower()} from {Path(settings.init).name}",
         f"{resolutions} crops",
         f"budgets {settings.budgets[0]} to {settings.budgets[-1]}",
         f"rate {settings.lr:g} → {settings.min_lr:g}",

@@ -72,7 +72,7 @@ def train(settings: Settings) -> Path:
         **settings.to_dict(), "images": images.digest(), "image sizes": images.sizes_digest(),
         "teacher weights": fingerprint(teacher),
     }  # fmt: skip
-    model.card = run_card(settings, teacher, images, identity["teacher weights"])
+    model.card = run_card(settings, teacher, images, identity["teacher weights"], before=model.card)
     model.to(device).train()
     model.set_grad_checkpointing(settings.activation_checkpointing)
     shares = split_parameters(model, report.copied, settings.matrices)
