@@ -44,10 +44,11 @@ def build(top: Path) -> Path:
     (top / "bundled").mkdir()
     (top / "bundled/veca-s14").symlink_to(main / "veca-s14")
     converted(2).save(main / "models/mine")
+    converted(2).save(main / "results/start/model")
     converted(2, attention="dense", bank=1, rope_zero_fraction=1.0).save(main / "twin")
     (top / "shared/data").mkdir(parents=True)
-    (top / "shared/data/voc-seg").symlink_to(main / "voc-seg")
-    (top / "shared/data/photos").symlink_to(main / "photos")
+    for name in ("photos", "pets", "voc-seg", "nyu-depth"):
+        (top / "shared/data" / name).symlink_to(main / name)
     (top / "shared/teacher").symlink_to(main / "teacher")
     (main / "docs").symlink_to(ROOT / "docs")
     (main / "path/to").mkdir(parents=True)
