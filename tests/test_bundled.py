@@ -42,6 +42,11 @@ def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[s
         assert words in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.xfail(reason="veca-s14 has seen 22,400 views so far (docs/results.md)", strict=True)
+def test_they_have_seen_100_000_views() -> None:
+    assert veca.load("veca-s14").card["views"] >= 100_000
+
+
 def test_features_of_two_photographs_are_the_stored_ones() -> None:
     stored, found = load_file(STORED), compute(veca.load("veca-s14"))
     assert stored.keys() == found.keys()

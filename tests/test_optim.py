@@ -81,12 +81,13 @@ def test_relative_rates_follow_the_size_of_copied_matrices() -> None:
     block = model.blocks[0]
     with torch.no_grad():
         block.fc2.weight.fill_(0.005)  # a quarter of a fresh matrix
-    copied = ["blocks.0.fc2.weight", "blocks.0.fc2.bias", "norm.weight"]
+    copied = ["blocks.0.fc2.weight", "blocks.0.fc2.bias", "norm.weight", "bank.tokens", "bank.states"]
     shares = split_parameters(model, copied, matrices="adamw")
     (adam,) = build_optimisers(shares, 1e-3, 0.01, 0.5, torch.float32, relative_rates=True)
     rates = {id(p): group["rate"] for group in adam.param_groups for p in group["params"]}
     assert rates[id(block.fc2.weight)] == rates[id(block.fc2.bias)] == pytest.approx(0.5 * 0.25)
-    assert rates[id(model.norm.weight)] == 0.5
+    for vector in (model.norm.weight, model.bank.tokens, model.bank.states):  # what is no matrix of weights
+        assert rates[id(vector)] == 0.5
     assert rates[id(block.fc1.weight)] == 1.0  # a fresh one
     assert len(rates) == sum(1 for _ in model.parameters())
 

@@ -145,17 +145,18 @@ def build_optimisers(
     With `relative_rates` every copied tensor has a factor of its own (`relative_rate`).
     """
 
+    named = {name: p for share in shares for name, p in zip(share.names, share.parameters, strict=True)}
+
     def groups(kind: str) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []
         for share in (share for share in shares if share.optimiser == kind):
             if share.copied and relative_rates:
-                named = dict(zip(share.names, share.parameters, strict=True))
-                made += [{"params": [named[name]], "rate": copied_rate * relative_rate(name, sizes)} for name in named]
+                made += [
+                    {"params": [named[name]], "rate": copied_rate * relative_rate(name, named)} for name in share.names
+                ]
             else:
                 made.append({"params": share.parameters, "rate": copied_rate if share.copied else 1.0})
         return made
-
-    sizes = {name: p for share in shares for name, p in zip(share.names, share.parameters, strict=True)}
 
     optimisers: list[torch.optim.Optimizer] = []
     if matrix_groups := groups("NorMuon"):
@@ -173,9 +174,12 @@ def relative_rate(name: str, parameters: Mapping[str, Tensor]) -> float:
 
     The optimisers step by the rate whatever the gradient's size. A teacher's layer scale, multiplied into the
     projections that write to the stream, makes them 0.004 in the first blocks and 0.1 in the last: one rate for all
-    would shake the first and hardly move the last. The biases of these projections go with them.
+    would shake the first and hardly move the last. The biases of these projections go with them. The bank is no matrix
+    of weights: its tokens and positions always move at the rate itself.
     """
     matrix = parameters[name]
+    if name.startswith("bank."):
+        return 1.0
     if name.endswith(("out_proj.bias", "fc2.bias")):
         matrix = parameters.get(name.removesuffix("bias") + "weight", matrix)
     return float(matrix.detach().square().mean().sqrt()) / FRESH_DEVIATION if matrix.ndim > 1 else 1.0

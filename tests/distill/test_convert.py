@@ -76,6 +76,9 @@ def test_the_dense_twin_reproduces_dinov3(gated: bool) -> None:
     student = twin(teacher, 0.0)
     with torch.no_grad():
         student.bank.alpha.zero_()  # positions stay where they start
+    grey = teacher.model.embeddings.patch_embeddings.bias
+    torch.testing.assert_close(student.bank.tokens[5:], grey.expand(59, -1))
+    assert student_config(teacher).rope_zero_fraction == 0  # turns as the teacher does
     assert_same(student, teacher, torch.randn(2, 3, 64, 96), cores=5)
 
 

@@ -69,7 +69,7 @@ class Settings:
     copied_rate: float = 1.0
     """Factor on the rate of parameters whose values came with --init."""
     relative_rates: bool = False
-    """Such parameters move in proportion to their own size: layer scale makes some of a teacher's 30 times smaller."""
+    """What came with --init moves in proportion to its own size: layer scale made a teacher's tensors vary 30-fold."""
     matrices: Literal["normuon", "adamw"] = "normuon"
     """Optimiser of the weight matrices; AdamW takes everything else."""
     clip: float = 0.0

@@ -24,7 +24,8 @@ from veca.model import Veca
 
 LICENCES = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0"}  # others are "other" to the hub
 RECIPE = (
-    "student", "init", "epochs", "steps", "batch", "accumulate", "lr", "min_lr", "weight_decay", "matrices", "budgets",
+    "student", "init", "epochs", "steps", "batch", "accumulate", "lr", "min_lr", "weight_decay", "relative_rates",
+    "matrices", "budgets",
     "budget_weights", "resolutions", "patch_share", "views", "late_from", "late_resolutions", "standardise", "hints",
     "hints_until", "forcing", "fading", "layer_decay", "seed",
 )  # fmt: skip
