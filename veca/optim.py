@@ -5,6 +5,7 @@ Which parameter goes where is decided by `split_parameters`, and printed as a ta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
@@ -196,9 +197,8 @@ def split_table(shares: list[Share]) -> str:
     rows = [("optimiser", "values", "tensors", "parameters", "which")]
     for share in shares:
         count = sum(parameter.numel() for parameter in share.parameters)
-        kinds = list(dict.fromkeys(_kind(name) for name in share.names))
         origin = "copied" if share.copied else "new"
-        rows.append((share.optimiser, origin, str(len(share.names)), f"{count:,}", ", ".join(kinds)))
+        rows.append((share.optimiser, origin, str(len(share.names)), f"{count:,}", kinds(share.names)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
@@ -206,6 +206,6 @@ def split_table(shares: list[Share]) -> str:
     )
 
 
-def _kind(name: str) -> str:
-    """`blocks.3.attn.q_proj.weight` → `blocks.*.attn.q_proj.weight`."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+def kinds(names: Iterable[str]) -> str:
+    """`blocks.0.norm.weight`, `blocks.1.norm.weight`, … → `blocks.*.norm.weight`."""
+    return ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names))

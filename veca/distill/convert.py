@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.model import Veca
+from veca.optim import kinds
 from veca.teachers import Teacher
 
 
@@ -95,10 +96,10 @@ class Report:
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
         def line(title: str, names: list[str]) -> str:
-            kinds = dict.fromkeys(".".join("*" if p.isdigit() else p for p in name.split(".")) for name in names)
-            return f"{title}: {len(names)} tensors, {sum(sizes[n] for n in names):,} values ({', '.join(kinds)})"
+            return f"{title}: {len(names)} tensors, {sum(sizes[n] for n in names):,} values ({kinds(names)})"
 
-        return "\n".join([line("copied", self.copied), line("new", self.new), *self.notes])
+        shares = [line(title, names) for title, names in (("copied", self.copied), ("new", self.new)) if names]
+        return "\n".join([*shares, *self.notes])
 
 
 def student_config(teacher: Teacher, **overrides: object) -> VecaConfig:
