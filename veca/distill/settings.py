@@ -35,9 +35,9 @@ class Settings:
     """Folder of the run. The same command again continues what it finds there."""
 
     student: str = "veca_small"
-    """A size (veca_tiny, veca_small, …), or `teacher`: the teacher's own geometry (with --init teacher)."""
+    """A size (veca_tiny, veca_small, …), or `teacher`: the teacher's own geometry. A model as --init keeps its own."""
     init: str = "patch-embedding"
-    """`patch-embedding` (the teacher's, where shapes agree), `teacher` (all of it), `fresh`, or a model's folder."""
+    """`patch-embedding` (the teacher's, where shapes agree), `teacher` (all of it), `fresh`, or a model to continue."""
     attention: Literal["core", "dense"] = "core"
     """`dense` trains the control arm, in which every token reads every token."""
     rope_zero_fraction: float | None = None
@@ -177,7 +177,8 @@ class Settings:
         wasted = [size for size in self.cache_resolutions if size not in self.all_resolutions]
         check(not wasted, f"--cache-resolutions {' '.join(map(str, wasted))}: the run has no crops of that size")
         check(self.late_from == 1 or bool(self.late_resolutions), "--late-from needs --late-resolutions")
-        check(self.student != "teacher" or self.init == "teacher", "--student teacher needs --init teacher")
+        needs = "--student teacher needs --init teacher, or a model to go on from"
+        check(self.student != "teacher" or self.init not in ("patch-embedding", "fresh"), needs)
 
     @property
     def wants_layers(self) -> bool:
