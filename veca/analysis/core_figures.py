@@ -130,6 +130,9 @@ def positions_figure(
             lines.set_xticks(steps if depth <= 13 else steps[::4])
         lines.set_ylim(bottom=0)
         lines.set_xlabel("before layer", fontsize=8, color=QUIET)
+        if not moved.any():  # a model that turns nothing by position gives its cores no reason to move
+            lines.set_ylim(0, 1)
+            lines.text(0.5, 0.5, "no core moves", ha="center", size=8, color=QUIET, transform=lines.transAxes)
     return Picture(sheet, arrays)
 
 
