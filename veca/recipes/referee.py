@@ -14,7 +14,7 @@ class Referee(Settings):
               fresh weights, at 128² crops; the same --seed gives both the same weights, images, order and budgets
     on        6,144 photographs, two augmented views each, any teacher, whose features are computed once for all arms
     for       20,480 views: 640 steps of 32
-    hardware  two CPU cores, about a quarter of an hour an arm and ten minutes for the teacher
+    hardware  two CPU cores: a quarter of an hour an arm (half an hour on slow ones), ten minutes for the teacher
     expects   docs/referee.md; `python -m veca.experiments.referee` runs all arms and what follows
 
     veca distill referee --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ \
