@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,9 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["distill.runs", "veca.distill.engine", "transformers.models.dinov2.modeling_dinov2", "torch.utils.tensorboard"]
 )
+
+
+PATIENCE = 240  # seconds that a run may take; machines that others use too may stand still for a while
 
 
 def make_teacher(folder: Path, depth: int = 2) -> Path:
@@ -81,6 +85,7 @@ def tiny_settings(root: Path, out: Path, **changes: Any) -> Settings:
 
 
 def _train(settings: Settings, environment: dict[str, str], delay: float) -> None:
+    faulthandler.dump_traceback_later(PATIENCE - 20)  # where a run that does not end is
     os.environ.update(environment)
     torch.set_num_threads(1)
     from veca.cli import main
@@ -105,7 +110,7 @@ def start(settings: Settings, environment: dict[str, str] | None = None, delay: 
     return process
 
 
-def wait(process: BaseProcess, timeout: float = 120) -> int:
+def wait(process: BaseProcess, timeout: float = PATIENCE) -> int:
     process.join(timeout)
     if process.exitcode is None:
         process.kill()
