@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_positions_are_the_models_own(photo: Photo, backbone: Backbone) -> None:
     coords = torch.stack(backbone.veca.forward_layers(images, 5).coords)[:, 0]
     np.testing.assert_allclose(picture.arrays["coords_0_0"], (coords + 1) / 2, atol=1e-6)
     assert np.abs(np.diff(picture.arrays["coords_0_0"], axis=0)).max() > 0  # they do move
+    assert "no core moves" not in words(picture)
+    still = Backbone("still", copy.deepcopy(backbone.veca))
+    still.veca.bank.alpha.zero_()  # as in a model that was converted from a teacher without rotation
+    assert "no core moves" in words(core_figures.positions_figure([photo], [still], size=64, cores=5))
+
+
+def words(picture: core_figures.Picture) -> list[str]:
+    return [text.get_text() for axes in picture.sheet.figure.axes for text in axes.texts]
 
 
 def test_budgets_compare_with_the_full_one(photo: Photo, backbone: Backbone) -> None:

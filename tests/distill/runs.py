@@ -28,7 +28,7 @@ SERVER.set_forkserver_preload(
 )
 
 
-PATIENCE = 240  # seconds that a run may take; machines that others use too may stand still for a while
+PATIENCE = 120  # seconds that a run may take
 
 
 def make_teacher(folder: Path, depth: int = 2) -> Path:
