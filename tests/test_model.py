@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import veca
+from veca.attention import attend
 from veca.config import MODELS, VecaConfig
 from veca.model import Veca
 from veca.rope import _remembered_rotation, jitter
@@ -326,6 +327,23 @@ def test_training_in_half_precision(dtype: torch.dtype, checkpointing: bool) -> 
     half = gradient(model.to(dtype), cast=False)
     assert nn.functional.cosine_similarity(exact, cast, dim=0) > 0.99
     assert nn.functional.cosine_similarity(exact, half, dim=0) > 0.99
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 300), (300, 5), (300, 300)])
+def test_attention_and_its_gradients_in_bfloat16(queries: int, keys: int) -> None:
+    """Against float64 on the same numbers: few rows or columns take plain operations, many the fused kernel."""
+    torch.manual_seed(queries)
+    given_ = [torch.randn(2, 3, count, 16).bfloat16().requires_grad_() for count in (queries, keys, keys)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given_]
+    weights = torch.randn(2, 3, queries, 16).bfloat16()
+    mixed = attend(*given_)
+    (mixed * weights).sum().backward()
+    expected = (exact[0] @ exact[1].mT / 4).softmax(-1) @ exact[2]
+    (expected * weights.double()).sum().backward()
+    for ours, wanted in [(mixed, expected), *((a.grad, b.grad) for a, b in zip(given_, exact, strict=True))]:
+        assert ours is not None
+        assert wanted is not None
+        assert float((ours.double() - wanted).detach().norm() / wanted.detach().norm()) < 0.01
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

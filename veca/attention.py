@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from veca.config import VecaConfig
 from veca.rope import Rotation, rotate
 
+FEW = 128  # rows or columns of probabilities that may be kept for the backward pass
+
 
 class AttentionMaps(NamedTuple):
     """The probabilities of one layer, for looking at; each row sums to 1."""
@@ -27,6 +29,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.dense = config.attention == "dense"
+        self.turns = config.rope_zero_fraction < 1  # a converted DINOv2 has no rotation: nothing to compute then
         self.q_proj = nn.Linear(config.width, config.width)
         self.k_proj = nn.Linear(config.width, config.width)
         self.v_proj = nn.Linear(config.width, config.width)
@@ -50,7 +53,10 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(q, by), rotate(k, by), v
+        return self.turn(q, by), self.turn(k, by), v
+
+    def turn(self, x: Tensor, by: Rotation) -> Tensor:
+        return rotate(x, by) if self.turns else x
 
     def maps(self, x: Tensor, cores: int, by: Rotation) -> AttentionMaps:
         """The probabilities behind `forward` for the same arguments."""
@@ -60,6 +66,15 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d) v.
+
+    PyTorch's fused kernel on a CPU goes back through bfloat16 three times as slowly as three plain operations do. These
+    keep the probabilities, which between cores and patches are few.
+    """
+    few = min(q.shape[-2], k.shape[-2]) <= FEW
+    if few and q.requires_grad and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        rows: Tensor = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).float().softmax(-1)
+        return rows.to(v.dtype) @ v
     mixed: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
     return mixed
 

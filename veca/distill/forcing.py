@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from veca.attention import attend
 from veca.model import Block, Veca
-from veca.rope import Rotation, rotate
+from veca.rope import Rotation
 
 
 def forced_layers(
@@ -59,11 +59,11 @@ def forced_block(
 
     normed = block.norm_attn(patches)
     core_q, core_k, core_v = attn.project(block.norm_attn(tokens), by_core)
-    patch_k, patch_v = rotate(heads(attn.k_proj, normed), by_patch), heads(attn.v_proj, normed)
+    patch_k, patch_v = attn.turn(heads(attn.k_proj, normed), by_patch), heads(attn.v_proj, normed)
     if chosen is not None:
         patches, normed = patches[:, chosen], normed[:, chosen]
         by_patch = by_patch.at(chosen)
-    patch_q = rotate(heads(attn.q_proj, normed), by_patch)
+    patch_q = attn.turn(heads(attn.q_proj, normed), by_patch)
     k, v = torch.cat((core_k, patch_k), dim=-2), torch.cat((core_v, patch_v), dim=-2)
     readable = (k, v) if attn.dense else (core_k, core_v)
     mixed = torch.cat((attend(core_q, k, v), attend(patch_q, *readable)), dim=-2)

@@ -27,7 +27,7 @@ class Standard(NamedTuple):
     deviation: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        return (features - self.mean) / self.deviation
+        return (features - self.mean) * self.deviation.reciprocal()
 
 
 class Standards(NamedTuple):
@@ -76,8 +76,11 @@ def hint_loss(student: Sequence[Tensor], teacher: Tensor, standard: Standard) ->
     losses = []
     for layer, (ours, theirs) in enumerate(zip(student, teacher, strict=True)):
         here = Standard(standard.mean[layer], standard.deviation[layer])
-        cosine, mse = dense_loss(here(ours.float()), here(theirs.float()))
-        losses.append((1 - cosine) + mse)
+        a, b = here(ours.float()), here(theirs.float())
+        # Cosine and squared error from the same three sums: half the time of `dense_loss`, and there are many layers.
+        ab, aa, bb = (a * b).sum(-1), (a * a).sum(-1), (b * b).sum(-1)
+        cosine = ab * (aa * bb).clamp_min(EPS**2).rsqrt()
+        losses.append((1 - cosine).mean() + (aa + bb - 2 * ab).mean() / a.shape[-1])
     return torch.stack(losses).mean()
 
 
