@@ -41,14 +41,14 @@ class Operation(NamedTuple):
     signed: bool
 
 
-def augment(image: Image.Image, size: int, rng: random.Random) -> Image.Image:
+def augment(image: Image.Image, size: int, rng: random.Random, trivial: bool = True) -> Image.Image:
     """A training view, size×size: short side to 1.125 × size, random crop, horizontal flip, TrivialAugmentWide."""
     image = resize_short_side(image, round(RESIZE * size))
     left, top = rng.randint(0, image.width - size), rng.randint(0, image.height - size)
     image = image.crop((left, top, left + size, top + size))
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return trivial_augment(image, rng)
+    return trivial_augment(image, rng) if trivial else image
 
 
 def centre(image: Image.Image, size: int) -> Image.Image:

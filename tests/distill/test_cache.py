@@ -81,5 +81,7 @@ def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, ca
 def test_a_cache_of_something_else_is_refused(root: Path, cached_run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is of another run \(augment_seed: 0 there, 1 here\)"):
         train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", augment_seed=1))
+    with pytest.raises(InputError, match=r"is of another run \(trivial_augment: True there, False here\)"):
+        train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", trivial_augment=False))
     with pytest.raises(InputError, match="--cache-teacher needs --views"):
         tiny_settings(root, tmp_path / "run", cache_teacher=cached_run / "cache").validate()

@@ -59,7 +59,7 @@ def test_a_recipes_sizes_fit_any_patch() -> None:
     recipe = Convert(train=("x",), teacher="t", out=Path("o"), cache_resolutions=(196,))
     assert recipe.whole_patches(14) == recipe
     fitting = recipe.whole_patches(16)  # a DINOv3
-    assert (fitting.val_resolutions, fitting.cache_resolutions) == ((192,), (192,))
+    assert (fitting.val_resolutions, fitting.cache_resolutions) == ((192, 448), (192,))
     assert (fitting.resolutions, fitting.late_resolutions) == ((192,), (192, 256, 336, 448))
     assert isinstance(fitting, Convert)
 

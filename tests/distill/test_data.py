@@ -12,7 +12,7 @@ from veca.augment import augment
 from veca.distill.data import Batch, Key, Plan, Views, loader
 from veca.distill.schedule import stream
 from veca.distill.sources import Images, find_images
-from veca.images import open_image, to_tensor
+from veca.images import open_image, resize_short_side, to_tensor
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,17 @@ def test_a_view_is_the_augmentation_of_its_own_stream(images: Images) -> None:
     item = Views(images, augment_seed=5)[Key(3, 2, 28)]
     expected = to_tensor(augment(open_image(images.read(3)), 28, stream(5, "view", 2, 3)))
     assert torch.equal(item.image, expected)
+
+
+def test_without_trivial_augment_a_view_is_crop_and_flip_only(images: Images) -> None:
+    """Every pixel row of such a view stands in the resized photograph, as it is or mirrored."""
+    views = Views(images, augment_seed=5, trivial=False)
+    for number in range(len(images)):
+        view = views[Key(number, 0, 28)].image
+        whole = to_tensor(resize_short_side(open_image(images.read(number)), 32))
+        rows, columns = whole.shape[1] - 27, whole.shape[2] - 27
+        crops = [whole[:, top : top + 28, left : left + 28] for top in range(rows) for left in range(columns)]
+        assert any(torch.equal(view, crop) or torch.equal(view, crop.flip(2)) for crop in crops)
 
 
 def test_workers_change_nothing(root: Path, images: Images) -> None:

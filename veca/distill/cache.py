@@ -79,7 +79,7 @@ def describe(folder: Path, settings: dict[str, Any]) -> None:
     """Write what the cache holds, or refuse a folder that holds something else."""
     about = folder / "cache.json"
     if about.is_file():
-        found = json.loads(about.read_text())
+        found = {"trivial_augment": True} | json.loads(about.read_text())  # older ones were all made with it
         if not settings["layers"]:  # features of the layers do no harm
             found["layers"] = False
         wrong = [f"{name}: {found[name]} there, {value} here" for name, value in settings.items()
@@ -99,13 +99,14 @@ def missing_shards(folder: Path, count: int, sizes: Iterable[int], views: int) -
 
 def build_shard(
     folder: Path, size: int, view: int, number: int, images: Images, teacher: Teacher, *,
-    patch_size: int, layers: bool, augment_seed: int, device: torch.device, micro_batch: int, bfloat16: bool,
+    patch_size: int, layers: bool, augment_seed: int, trivial: bool, device: torch.device, micro_batch: int,
+    bfloat16: bool,
 ) -> None:  # fmt: skip
     """Compute and write one shard."""
     pixels, valid = [], []
     for index in range(number * SHARD, min(len(images), (number + 1) * SHARD)):
         try:
-            pixels.append(read_view(images, Key(index, view, size), augment_seed))
+            pixels.append(read_view(images, Key(index, view, size), augment_seed, trivial))
             valid.append(True)
         except (InputError, OSError):
             pixels.append(torch.zeros(3, size, size))
@@ -137,8 +138,8 @@ def prepare_cache(
     patch = model.config.patch_size
     about = {
         "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
-        "patch_size": patch, "layers": settings.wants_layers, "image sizes": identity["image sizes"],
-        "bfloat16": bfloat16,
+        "trivial_augment": settings.trivial_augment, "patch_size": patch, "layers": settings.wants_layers,
+        "image sizes": identity["image sizes"], "bfloat16": bfloat16,
     }  # fmt: skip
     ranks.first_goes_ahead(lambda: describe(folder, about))
     everything = ranks.from_first(lambda: missing_shards(folder, len(images), sizes, settings.views))
@@ -149,8 +150,8 @@ def prepare_cache(
             raise InputError("stopped while the teacher's features were computed; the same command continues")
         build_shard(
             folder, size, view, shard, images, teacher, patch_size=patch, layers=settings.wants_layers,
-            augment_seed=settings.augment_seed, device=ranks.device, micro_batch=settings.teacher_batch,
-            bfloat16=bfloat16,
+            augment_seed=settings.augment_seed, trivial=settings.trivial_augment, device=ranks.device,
+            micro_batch=settings.teacher_batch, bfloat16=bfloat16,
         )  # fmt: skip
         if number % 8 == 0 or number == len(missing) - 1:
             left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)

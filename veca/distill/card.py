@@ -52,6 +52,8 @@ def recipe_words(settings: Settings) -> str:
         f"rate {settings.lr:g} → {settings.min_lr:g}",
         "NorMuon and AdamW" if settings.matrices == "normuon" else "AdamW",
     ]
+    if not settings.trivial_augment:
+        words.append("crop and flip only")
     if settings.views:
         words.append(f"{settings.views} fixed views of each image")
     if settings.forcing or settings.fading:

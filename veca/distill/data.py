@@ -51,19 +51,21 @@ class Batch(NamedTuple):
     unreadable: list[str]
 
 
-def read_view(images: Images, key: Key, augment_seed: int) -> Tensor:
+def read_view(images: Images, key: Key, augment_seed: int, trivial: bool = True) -> Tensor:
     """3×S×S: the view of an image that `key` names, always the same."""
     picture = open_image(images.read(key.number))
     if key.view < 0:
         return to_tensor(centre(picture, key.size))
-    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.number)))
+    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.number), trivial))
 
 
 class Views(Dataset[Item]):
     """Views by key; an unreadable image is replaced by another, chosen by its number."""
 
-    def __init__(self, images: Images, augment_seed: int, cache: TeacherCache | None = None) -> None:
-        self.images, self.augment_seed, self.cache = images, augment_seed, cache
+    def __init__(
+        self, images: Images, augment_seed: int, cache: TeacherCache | None = None, trivial: bool = True
+    ) -> None:
+        self.images, self.augment_seed, self.cache, self.trivial = images, augment_seed, cache, trivial
 
     def __getitem__(self, key: Key) -> Item:
         unreadable: list[str] = []
@@ -71,7 +73,7 @@ class Views(Dataset[Item]):
         cached = self.cache is not None and key.view >= 0 and key.size in self.cache.sizes
         for _ in range(MAX_REPLACEMENTS):
             try:
-                image, reason = read_view(self.images, key, self.augment_seed), ""
+                image, reason = read_view(self.images, key, self.augment_seed, self.trivial), ""
             except (InputError, OSError) as error:
                 reason = str(error).replace("image bytes: ", "")
             features = self.cache.read(key) if cached and not reason and self.cache is not None else None

@@ -78,7 +78,7 @@ def train(settings: Settings) -> Path:
     shares = split_parameters(model, report.copied, settings.matrices)
     optimisers = build_optimisers(
         shares, settings.lr, settings.weight_decay, settings.copied_rate,
-        torch.bfloat16 if fast_bfloat16(device) else torch.float32, settings.relative_rates,
+        torch.bfloat16 if bfloat16 and fast_bfloat16(device) else torch.float32, settings.relative_rates,
     )  # fmt: skip
     length = plan_length(settings, len(images), ranks.count, saved)
     judged_on = [str(val_images and val_images.digest()), settings.val_images, *settings.val_budgets,
@@ -128,7 +128,7 @@ def train(settings: Settings) -> Path:
         start: int = progress["step"]
         plan = Plan(settings, images.groups, total=length.total, start=start, batch=length.batch, rank=ranks.rank,
                     ranks=ranks.count)  # fmt: skip
-        views = Views(images, settings.augment_seed, cache)
+        views = Views(images, settings.augment_seed, cache, settings.trivial_augment)
         batches = iter(loader(views, plan, settings.workers, pin=device.type == "cuda"))
         records = Records(out, total=length.total, start=start, active=ranks.first)
         state = {"standards": statistics, "identity": identity, "step_images": length.step_images}
@@ -274,7 +274,7 @@ def sample_standards(
     size = settings.resolutions[0]
     count = min(settings.standardise_images, len(images))
     chosen = stream(settings.augment_seed, "standards").sample(range(len(images)), count)
-    views = Views(images, settings.augment_seed)
+    views = Views(images, settings.augment_seed, trivial=settings.trivial_augment)
 
     def outputs() -> Iterator[TeacherOutput]:
         for first in range(0, count, 16):

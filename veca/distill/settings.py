@@ -59,6 +59,8 @@ class Settings:
     """Of the fresh weights, the order, the budgets and the resolutions."""
     augment_seed: int = 0
     """Of the augmentation: a cached teacher serves runs with any --seed and the same --augment-seed."""
+    trivial_augment: bool = True
+    """After crop and flip, one random change of colour or shape (TrivialAugmentWide)."""
 
     lr: float = 4e-4
     """Highest rate."""

@@ -17,8 +17,8 @@ class Convert(Settings):
     for       100,000 views of 196², the last quarter of the steps at 196² to 448²
     hardware  two CPU cores: six hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
               (36 GB of disk)
-    expects   a standardised dense cosine of 0.84 at 64 cores and 0.76 at 8 already after 1,400 steps, 78 minutes
-              (docs/training.md)
+    expects   a standardised dense cosine of 0.84 at 64 cores and 0.76 at 8 already after 1,400 steps, 78 minutes;
+              go on from there at a tenth of the rate (docs/pilots.md)
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """
@@ -39,6 +39,7 @@ class Convert(Settings):
     late_from: float = 0.75
     late_resolutions: tuple[int, ...] = (196, 252, 336, 448)
     late_resolution_weights: tuple[float, ...] = (0.6, 0.15, 0.15, 0.1)
+    trivial_augment: bool = False
     patch_share: float = 0.25
     standardise: bool = True
     hints: float = 1.0
@@ -47,5 +48,5 @@ class Convert(Settings):
     val_every: int = 500
     val_images: int = 128
     val_budgets: tuple[int, ...] = (8, 16, 32, 64)
-    val_resolutions: tuple[int, ...] = (196,)
+    val_resolutions: tuple[int, ...] = (196, 448)  # one size alone would choose a model that has unlearned the others
     checkpoint_minutes: float = 5
