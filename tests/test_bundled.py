@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -34,7 +35,10 @@ def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[s
     assert "Depth-Anything-V2-Small" in model.card["teacher"]
     assert "PASCAL VOC" in model.card["data"]
     assert model.card["licence"] == "Apache-2.0"
-    assert model.card["views"] == 16 * model.card["steps"]
+    lines = (ROOT / "docs/runs/veca-s14/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    last = [record for record in map(json.loads, lines) if record["kind"] == "train"][-1]
+    assert model.card["steps"] == last["step"]
+    assert model.card["views"] == round(6_144 * last["epoch"])
     assert main(["info", "veca-s14"]) == 0
     shown = capsys.readouterr().out
     for words in ("Depth-Anything-V2-Small", "PASCAL VOC", "Apache-2.0"):
@@ -42,9 +46,11 @@ def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[s
         assert words in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.xfail(reason="veca-s14 has seen 22,400 views so far (docs/results.md)", strict=True)
+@pytest.mark.xfail(reason="veca-s14 has seen 60,000 views so far (docs/results.md)", strict=True)
 def test_they_have_seen_100_000_views() -> None:
-    assert veca.load("veca-s14").card["views"] >= 100_000
+    card = veca.load("veca-s14").card
+    before = sum(int(views.replace(",", "")) for views in re.findall(r"([\d,]+) views", card.get("before", "")))
+    assert card["views"] + before >= 100_000
 
 
 def test_features_of_two_photographs_are_the_stored_ones() -> None:
