@@ -2,7 +2,7 @@
 
     python docs/reproduce.py --list              # the steps, their commands, how long each takes, what is done
     python docs/reproduce.py                     # all that is not done yet
-    python docs/reproduce.py --only probe-pets   # one step (may be repeated), and the steps it needs
+    python docs/reproduce.py --only probe-pets   # one step (may be repeated); floor-… need start
     python docs/reproduce.py --quick             # a small version of each, in minutes, on copies of the pages
 
 The steps are listed in steps.py. A finished one leaves `done.json` in its folder, with its command; it runs again when

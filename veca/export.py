@@ -60,7 +60,7 @@ class Settings:
     cores: int = 64
     """the budget, fixed in the file"""
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
-    """8-bit weights and activations: a quarter of the size, about twice as fast on CPUs with VNNI"""
+    """8-bit weights and activations: a quarter of the size, about 1.6 times as fast on CPUs with VNNI"""
     photos: tuple[Path, ...] = ()
     """photographs to compare on instead of scikit-image's"""
 

@@ -28,7 +28,7 @@ class StreamSettings:
 
     For big.tif, DIR gets big.tif.npy, one feature a patch (h×w×D), and big.tif.npz with `cls` (D), `cores` (C×D),
     `coords` (C×2) and `grid`. TIFF is read strip by strip; .npy is mapped; other formats are decoded whole. Memory is
-    one buffer of tokens, 1.6 GB for 16384×16384 pixels with the small model, and about half a gigabyte besides.
+    one buffer of tokens, 2.1 GB for 16384×16384 pixels with veca-s14, and about half a gigabyte besides.
 
     Examples:
       veca features --stream big.tif --out features/

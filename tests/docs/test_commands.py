@@ -152,7 +152,7 @@ def prelude(page: str, here: Path) -> dict[str, Any]:
         head = here / f"pets-probe/heads/veca-s14-{world.SIDE}px-64cores"
         assert main([*substitute(["veca", "probe", "classify", "--data", "pets", "--model", "veca-s14"])[1:],
                      "--cores", "64", "--out", "pets-probe"]) == 0  # fmt: skip
-        head.rename(head.with_name("veca-s14-256px-64cores"))
+        head.rename(head.with_name("veca-s14-252px-64cores"))
         photos = [veca.preprocess(path, size=28, patch_size=14)[0] for path in sorted(here.glob("pets/test/*/*"))]
         names |= {"pets": [{"pixel_values": photo, "labels": index % 2} for index, photo in enumerate(photos)]}
         names |= {"veca": veca, "torch": torch}

@@ -16,7 +16,7 @@ try:
     from transformers import __version__ as _version
 except ImportError as error:
     raise ImportError(
-        f"veca.integrations.transformers needs transformers 5: pip install 'veca[train]' ({error})"
+        f"veca.integrations.transformers needs transformers 5: pip install 'veca[transformers]' ({error})"
     ) from error
 if int(_version.split(".")[0]) < 5:
     raise ImportError(
