@@ -33,7 +33,7 @@ wheel: $(VENV)/.installed
 release: $(VENV)/.installed
 	$(BIN)/python tools/release.py
 
-# The constraints file names the CPU build of torch: a plain `torch` would pull gigabytes of CUDA.
+# The constraints file pins every version. Which build of torch 2.13.0 that is, CPU or CUDA, depends on your package index.
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
 # What a first look needs, and no more: a third of everything.

@@ -30,7 +30,7 @@ def probe_table(out: Path) -> str:
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     metrics = list(dict.fromkeys(name for row in results["rows"] for name in row["metrics"]))
     kept = any(row["share_of_first"] is not None for row in results["rows"])
-    heads = ["model", "cores", "pixels", *metrics, *(["of the first"] if kept else [])]
+    heads = ["model", "cores", "pixels", *metrics, *([f"of {results['rows'][0]['model']}"] if kept else [])]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for row in results["rows"]:
         cells = [row["model"], str(row["cores"] or "–"), str(row["pixels"])]

@@ -83,6 +83,7 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert 0 < moved.abs().max() < 0.1
     card, first = veca.load(tmp_path / "two" / "last").card, model.card
     assert card["before"] == f"{first['views']:,} views, {first['recipe']}"
+    assert card["views_before"] == first["views"] > 0
     assert card["recipe"].startswith("stage2 from one")
 
 

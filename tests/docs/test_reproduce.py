@@ -110,7 +110,9 @@ def test_the_table_of_a_probe(tmp_path: Path) -> None:
 
     rows = [row("teacher", None, [0.5, 0.7], 1.0), row("veca", 8, [0.3], 0.5)]
     (tmp_path / "results.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
-    assert probe_table(tmp_path).splitlines()[2:] == [
+    assert probe_table(tmp_path).splitlines() == [
+        "| model | cores | pixels | top1 | of teacher |",
+        "|" + " --- |" * 5,
         "| teacher | – | 28 | 0.6000 ± 0.0100 | 100.0% |",
         "| veca | 8 | 28 | 0.3000 | 50.0% |",
     ]

@@ -37,6 +37,7 @@ def run_card(
     if before and "recipe" in before:
         earlier = f"{before['views']:,} views, {before['recipe']}" if "views" in before else before["recipe"]
         card["before"] = "; then ".join(part for part in (before.get("before"), earlier) if part)
+        card["views_before"] = before.get("views", 0) + before.get("views_before", 0)
     if licence:
         card |= {"teacher_licence": licence, "licence": licence}  # what was learned from it is under its terms
     return card

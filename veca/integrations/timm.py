@@ -1,8 +1,8 @@
 """The sizes and the bundled weights as timm models: importing this module registers them.
 
     import timm, veca.integrations.timm
-    model = timm.create_model("veca_small", num_classes=37, cores=16)
-    model = timm.create_model("veca_small", pretrained=True, pretrained_cfg_overlay={"file": "mine/model.safetensors"})
+    model = timm.create_model("veca_s14", pretrained=True, num_classes=37, cores=16)  # the bundled weights
+    model = timm.create_model("veca_small", pretrained=True, pretrained_cfg_overlay={"file": "small/model.safetensors"})
 
 Written against timm's source and not run with it: timm cannot be installed beside the CPU build of PyTorch on the
 machine where this was made. What the models do is tested without timm (`veca/integrations/timm_model.py`).

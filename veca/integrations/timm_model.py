@@ -153,7 +153,7 @@ def pretrained_cfg(config: VecaConfig, file: str = "") -> dict[str, Any]:
         "first_conv": "patch_embed.proj",
         "classifier": "head",
         "paper_ids": "arXiv:2605.12491",
-        "paper_name": "Visual Elastic Core Attention",
+        "paper_name": "Elastic Attention Cores for Scalable Vision Transformers",
     }
 
 
