@@ -166,7 +166,12 @@ def perform(step: Step, run: Run) -> bool:
     print(shlex.join(command), flush=True)
     program = {"veca": [sys.executable, "-m", "veca.cli"], "python": [sys.executable]}[command[0]]
     run.out(step).mkdir(parents=True, exist_ok=True)
-    status = subprocess.run([*program, *command[1:]]).returncode
+    with subprocess.Popen([*program, *command[1:]]) as child:
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:  # the child has it too, and may need a moment to save
+            child.wait()
+            raise
     absent = [path for path in run.outputs(step) if not path.exists()]
     if status or absent:
         print(f"{step.name} failed: " + (f"status {status}" if status else f"no {absent[0]}"), flush=True)

@@ -141,7 +141,7 @@ STEPS = (
         "--val {shared}/data/photos/photos-006.tar --teacher {teacher} --cache-teacher {out}/teacher "
         "--cache-resolutions 196 --views 3 --out {out}/run",
         360,
-        ("run/best/model.safetensors", "run/curves.png"),
+        ("run/last/model.safetensors", "run/curves.png"),  # a run that was stopped has no last/
         "--steps 4 --batch 2 --warmup-steps 1 --late-from 1 --resolutions 56 "
         "--cache-resolutions 56 --views 1 --val-resolutions 56 --val-every 2 --val-images 2 --val-budgets 8 64 "
         "--log-every 1 --standardise-images 4",

@@ -44,6 +44,14 @@ def test_mistakes_are_one_line_and_status_2() -> None:
         assert done.stdout == ""
 
 
+def test_a_disk_that_refuses_is_one_line_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = run("info", "veca_tiny", "--json", str(tmp_path / "file/deeper/info.json"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"veca info: {tmp_path / 'file'}")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_version() -> None:
     import veca
 

@@ -397,6 +397,8 @@ def test_to_tensor_is_imagenets_normalisation() -> None:
 def test_resize_short_side() -> None:
     for size, expected in (((300, 200), (96, 64)), ((200, 301), (64, 96)), ((64, 64), (64, 64)), ((1, 3), (64, 192))):
         assert resize_short_side(Image.new("RGB", size), 64).size == expected
+    with pytest.raises(InputError, match="1×20000 resized to 504×10080000 is over the limit"):
+        resize_short_side(Image.new("RGB", (1, 20_000)), 504)
 
 
 def test_real_photographs(shared: Path) -> None:

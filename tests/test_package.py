@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,3 +37,8 @@ def test_wheel_works_in_an_empty_environment(empty_environment: Path, run: Calla
     run(command, "features", "photo.png", "--out", "f", "--model", "model", "--size", 64, cwd=tmp_path)
     assert len(list((tmp_path / "f").rglob("*.npz"))) == 1
     assert "5,506,145" in run(command, "info", "model", cwd=tmp_path)
+    for arguments in (("probe", "knn"), ("finetune", "classify")):
+        done = subprocess.run([command, *arguments, "--data", "photos", "--model", "model", "--out", "o"],
+                              cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "torchmetrics is needed for this: pip install 'veca[probe]'" in done.stderr

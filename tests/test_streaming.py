@@ -121,6 +121,9 @@ CHANGES = {
         name: value * 1.3 for name, value in model.state_dict().items()
     }),
     "through .data, which PyTorch does not record": lambda model: [p.data.mul_(1.2) for p in model.parameters()],
+    "one head only, through .data": lambda model: [
+        block.attn.v_proj.weight.data[16:32].zero_() for block in model.blocks
+    ],
     "a new parameter": lambda model: setattr(model.blocks[1], "fc2", nn.Linear(model.config.hidden_width, 48)),
     "half the precision and back": lambda model: model.bfloat16().float(),
 }  # fmt: skip

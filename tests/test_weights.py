@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,18 @@ def test_saving_over_a_file_is_refused(model: Veca, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(veca.InputError, match="it is a file"):
         model.save(tmp_path / "file")
+
+
+def test_the_processors_settings_follow_the_patch_size_and_are_otherwise_left_alone(tmp_path: Path) -> None:
+    def stored() -> dict[str, object]:
+        return json.loads((tmp_path / "model/preprocessor_config.json").read_text())
+
+    Veca(TINY).save(tmp_path / "model")
+    (tmp_path / "model/preprocessor_config.json").write_text(json.dumps({**stored(), "size": {"shortest_edge": 96}}))
+    Veca(TINY).save(tmp_path / "model")
+    assert stored()["size"] == {"shortest_edge": 96}
+    Veca(replace(TINY, patch_size=14)).save(tmp_path / "model")
+    assert stored()["patch_size"] == 14
 
 
 def test_a_failed_save_leaves_the_old_model(folder: Path, model: Veca, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ veca features photos/ --out features/        veca --help
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -26,6 +27,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("veca.demo", "main", "features of a few bundled photographs, as one picture"),
     "info": ("veca.info", "main", "sizes, parameters, budgets and FLOPs of a model"),
 }
+
+# What a disk answers when it is full, or when this user may not do that there.
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def usage() -> str:
@@ -72,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away (| head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # the disk says no, and nobody on the way knew better
+        if error.errno not in REFUSALS:
+            raise
+        print(f"veca {name}: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

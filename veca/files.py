@@ -15,6 +15,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from veca.errors import InputError
+
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
@@ -57,6 +59,14 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_text(path: str | Path) -> str:
+    """A text file that a user wrote; other encodings than UTF-8 are refused, not guessed."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
 def write_text(path: str | Path, text: str) -> None:

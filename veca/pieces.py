@@ -318,12 +318,14 @@ _folded: weakref.WeakKeyDictionary[Block, tuple[object, Tensor, FoldedWeights]] 
 def folded(block: Block) -> FoldedWeights:
     """The block's folded weights, made anew when its parameters have changed.
 
-    Versions tell of every change PyTorch records. Changes through `.data` it does not record: the first row of each
-    parameter is compared as well.
+    Versions tell of every change PyTorch records. Changes through `.data` it does not record: the first row and the
+    first column of each parameter are compared as well.
     """
     tensors = [tensor for layer in _layers(block) for tensor in layer._parameters.values() if tensor is not None]
     stamp = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-    rows = torch.cat([tensor[0] if tensor.ndim > 1 else tensor for tensor in tensors])
+    rows = torch.cat(
+        [part for tensor in tensors for part in ((tensor[0], tensor[:, 0]) if tensor.ndim > 1 else (tensor,))]
+    )
     known = _folded.get(block)
     if known is not None and known[0] == stamp and torch.equal(known[1], rows):
         return known[2]

@@ -47,7 +47,7 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
     with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
         save_file(tensors, temporary, metadata={"veca": json.dumps({**about, "crc32": checksums}), "format": "pt"})
     write_json(folder / CONFIG, {"model_type": "veca", **model.config.to_dict(), "card": model.card})
-    if not (folder / PROCESSOR).exists():  # what AutoImageProcessor of transformers looks for
+    if not processor_fits(folder, model.patch_size):  # what AutoImageProcessor of transformers looks for
         write_json(folder / PROCESSOR, {"image_processor_type": "VecaImageProcessor", "patch_size": model.patch_size})
 
 
@@ -126,7 +126,7 @@ def fetch(repository: str) -> Path:
             hf_hub_download(repository, CONFIG)  # lies beside it, where transformers wrote the weights
         return weights
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = one_line(error)
         raise InputError(
             f"no local file {repository!r}, and the hub did not give its {WEIGHTS} ({type(error).__name__}: {reason})"
         ) from error
@@ -202,6 +202,15 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of a tensor's bytes."""
     return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def processor_fits(folder: Path, patch_size: int) -> bool:
+    """Whether the folder has an image processor's settings for such patches, which then stay as they are."""
+    try:
+        stored = json.loads((folder / PROCESSOR).read_text(encoding="utf-8"))
+        return bool(stored["patch_size"] == patch_size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def one_line(error: Exception) -> str:

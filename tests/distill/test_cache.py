@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,18 @@ def test_another_student_and_seed_use_it_without_the_teacher_running(
 ) -> None:
     before = shard_path(cached_run / "cache", 28, 0, 0).stat().st_mtime_ns
     train(tiny_settings(root, tmp_path / "run", views=2, cache_teacher=cached_run / "cache", seed=3, hints=0, forcing=0,
-                        steps=3))  # fmt: skip
+                        fading=0, steps=3))  # fmt: skip
     assert "caching the teacher" not in capsys.readouterr().out
     assert shard_path(cached_run / "cache", 28, 0, 0).stat().st_mtime_ns == before
+
+
+def test_a_run_without_hints_adds_layers_where_the_cache_has_them(root: Path, cached_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    shutil.copytree(cached_run / "cache", folder)
+    plain = {"hints": 0, "forcing": 0, "fading": 0, "steps": 1}
+    train(tiny_settings(root, tmp_path / "plain", views=3, cache_teacher=folder, **plain))
+    assert "layers" in load_file(shard_path(folder, 28, 2, 0))
+    train(tiny_settings(root, tmp_path / "hints", views=3, cache_teacher=folder, steps=1))
 
 
 def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, cached_run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from veca.cli import main
+from veca.distill.data import Plan
 from veca.distill.settings import Settings
 from veca.recipes import RECIPES
 from veca.recipes.convert import Convert
@@ -48,7 +49,9 @@ def test_the_papers_recipes() -> None:
     assert one.resolutions == (256,)
     assert (two.steps, two.warmup_steps, two.lr, two.min_lr, two.weight_decay) == (50_000, 7_000, 8e-5, 3e-5, 0.01)
     assert dict(zip(two.resolutions, two.resolution_weights, strict=True)) == {256: 0.35, 384: 0.35, 512: 0.30}
-    assert two.late_from * two.steps == pytest.approx(7_000)
+    sizes = dataclasses.replace(two, resolutions=(1,), late_resolutions=(2,))
+    plan = Plan(sizes, [1], total=two.steps, start=0, batch=1, rank=0, ranks=1)
+    assert [plan.resolution(step) for step in (0, 6_999, 7_000, 49_999)] == [1, 1, 2, 2]
     late = dict(zip(two.late_resolutions, two.late_resolution_weights, strict=True))
     assert late == {256: 0.15, 384: 0.25, 512: 0.30, 768: 0.30}
     for name in ("laptop", "convert"):
@@ -75,6 +78,7 @@ def test_a_recipes_sizes_fit_any_patch() -> None:
         (["--cache-resolutions", "200"], "--cache-resolutions 200: the run has no crops of that size"),
         (["--device", "cuda"], "--device cuda cannot be used here"),
         (["--student", "teacher", "--init", "fresh"], "--student teacher needs --init teacher"),
+        (["--val", "x", "--val-budgets"], "--val-budgets: give at least one"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -219,3 +219,5 @@ def test_teachers_without_a_table_are_refused() -> None:
     teacher = dinov3()
     with pytest.raises(InputError, match="leave --student at the teacher's own geometry"):
         copy_teacher(Veca(student_config(teacher, width=32)), teacher)
+    with pytest.raises(InputError, match=r"it has no tensor for blocks\.\d\.\S+weight of the student"):
+        copy_teacher(Veca(student_config(teacher, depth=teacher.depth + 1)), teacher)

@@ -58,7 +58,7 @@ def dinov3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def paper_settings(root: Path, teacher: Path, out: Path, recipe: str, **changes: Any) -> Settings:
     small = {"train": (str(root / "photos"),), "teacher": str(teacher), "out": out, "batch": 4, "workers": 0,
-             "device": "cpu", "log_every": 1, "checkpoint_minutes": 0}  # fmt: skip
+             "device": "cpu", "autocast": "off", "log_every": 1, "checkpoint_minutes": 0}  # fmt: skip
     return RECIPES[recipe](**{**small, **changes})
 
 
@@ -85,6 +85,8 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert card["before"] == f"{first['views']:,} views, {first['recipe']}"
     assert card["views_before"] == first["views"] > 0
     assert card["recipe"].startswith("stage2 from one")
+    with pytest.raises(InputError, match="has core attention, and goes on with it"):
+        train(paper_settings(root, dinov3, tmp_path / "three", "stage2", init=str(tmp_path / "one"), attention="dense"))
 
 
 def test_best_is_the_model_with_the_lowest_validation_loss(root: Path, tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def test_a_list_holds_relative_and_absolute_paths(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", 2)
     (tmp_path / "list.txt").write_text(f"# two photographs\nphotos/000.png\n\n{photos / '001.png'}\n")
     assert contents(find_images([str(tmp_path / "list.txt")])) == [p.read_bytes() for p in sorted(photos.iterdir())]
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # a name that is no UTF-8, and so the list is none
+    odd.write_bytes((photos / "000.png").read_bytes())
+    (tmp_path / "odd.txt").write_bytes(b"caf\xe9.png\n")
+    assert contents(find_images([str(tmp_path / "odd.txt")])) == [odd.read_bytes()]
 
 
 def test_shards_written_by_webdataset(tmp_path: Path) -> None:
@@ -83,6 +87,8 @@ def test_braces() -> None:
     assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert expand_braces("{x,y}-{0..1}") == ["x-0", "x-1", "y-0", "y-1"]
     assert expand_braces("plain") == ["plain"]
+    with pytest.raises(InputError, match="the numbers in braces run backwards"):
+        expand_braces("a-{5..0}.tar")
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

@@ -124,6 +124,14 @@ def test_another_validation_chooses_the_best_anew(
     assert before["best"] < min(later) == torch.load(path, weights_only=True)["progress"]["best"]
 
 
+def test_more_budgets_for_validation_on_the_way_still_give_curves(root: Path, tmp_path: Path) -> None:
+    common = {"val": (str(root / "photos"),), "val_every": 2, "val_images": 2, "steps": 4}
+    train(tiny_settings(root, tmp_path / "run", **common, val_budgets=(2,), stop_at=3))
+    (tmp_path / "run/curves.png").unlink()
+    train(tiny_settings(root, tmp_path / "run", **common, val_budgets=(2, 8)))
+    assert (tmp_path / "run/curves.png").stat().st_size > 1000
+
+
 def test_checkpoints_after_damaged_ones_are_kept(root: Path, whole_run: Path, tmp_path: Path) -> None:
     settings = tiny_settings(root, tmp_path / "run", stop_at=9)
     train(settings)
@@ -155,6 +163,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert f"passing over the damaged checkpoint {last.name}" in said
     assert f"continuing {settings.out} at step {int(before.name[5:13])}" in said
     assert weights(settings.out) == weights(whole_run)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(root: Path, tmp_path: Path) -> None:
+    """A network disk that stumbles must not restart a run at step 0 and overwrite its best model."""
+    settings = tiny_settings(root, tmp_path / "run", stop_at=3)
+    train(settings)
+    last = max((settings.out / "checkpoints").glob("step-*.pt"))
+    content = last.read_bytes()
+    last.unlink()
+    last.mkdir()  # reading it fails, as root too
+    with pytest.raises(InputError, match=f"the checkpoint {last} cannot be read"):
+        train(tiny_settings(root, settings.out))
+    last.rmdir()
+    last.write_bytes(content)
+    train(tiny_settings(root, settings.out, stop_at=4))
+    assert len(list((settings.out / "checkpoints").glob("step-00000004.*.pt"))) == 1
 
 
 @pytest.fixture
@@ -261,7 +285,10 @@ def test_a_folder_of_rubbish_ends_in_one_line(root: Path, tmp_path: Path) -> Non
         (rubbish / f"{number}.jpg").write_bytes(b"rubbish")
     with pytest.raises(InputError, match="32 images in a row are unreadable") as caught:
         train(tiny_settings(root, tmp_path / "run", train=(str(rubbish),), workers=2, hints=0, forcing=0,
-                            standardise=False))  # fmt: skip
+                            fading=0, standardise=False))  # fmt: skip
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="32 images in a row are unreadable") as caught:
+        train(tiny_settings(root, tmp_path / "run", val=(str(rubbish),), workers=2, steps=2))
     assert "\n" not in str(caught.value)
 
 

@@ -66,6 +66,15 @@ def test_csv_with_several_labels(tmp_path: Path) -> None:
     assert [example.labels for example in data.test] == [(1,)]
 
 
+@pytest.mark.parametrize("labels", ["", "cat;dog"])
+def test_one_label_an_image_holds_for_every_part(tmp_path: Path, labels: str) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "train.csv").write_text("path,labels\na.png,cat\na.png,dog\n")
+    (tmp_path / "test.csv").write_text(f"path,labels\na.png,{labels}\n")
+    with pytest.raises(InputError, match=r"a.png has [02] labels, while every training image has exactly one"):
+        read_classes(tmp_path)
+
+
 def test_an_empty_class_is_named(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "cat" / "a.png")
     picture(tmp_path / "test" / "cat" / "a.png")
@@ -89,11 +98,12 @@ def test_a_class_that_was_not_trained_is_named(tmp_path: Path) -> None:
         ("path,labels\nb.png,cat\n", "train.csv, line 2: no image at .*b.png"),
         ("path,labels\n", "train.csv: holds no images"),
         ("path,labels\na.png,cat\n", "1 class in the training part"),
+        ("path,labels\na.png,Kätzchen\n", "train.csv: not text in UTF-8"),
     ],
 )
 def test_a_bad_csv_is_named(tmp_path: Path, content: str, message: str) -> None:
     picture(tmp_path / "a.png")
-    (tmp_path / "train.csv").write_text(content)
+    (tmp_path / "train.csv").write_text(content, encoding="latin-1")
     (tmp_path / "test.csv").write_text("path,labels\na.png,cat\n")
     with pytest.raises(InputError, match=message):
         read_classes(tmp_path)
@@ -155,13 +165,14 @@ def test_sizes_must_agree(tmp_path: Path) -> None:
         check_pairs(data.train, MaskReader(SegmentPreset(NOWHERE, 2)), "masks")
 
 
-def test_a_photo_turned_by_exif_matches_its_upright_mask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["jpg", "tif"])
+def test_a_photo_turned_by_exif_matches_its_upright_mask(tmp_path: Path, suffix: str) -> None:
     image = Image.new("RGB", (8, 6))
     exif = image.getexif()
     exif[0x0112] = 6
-    image.save(tmp_path / "a.jpg", exif=exif)
+    image.save(tmp_path / f"a.{suffix}", exif=exif)
     check_pairs(
-        [Pair(tmp_path / "a.jpg", mask(tmp_path / "a.png", flat(0, (6, 8))))],
+        [Pair(tmp_path / f"a.{suffix}", mask(tmp_path / "a.png", flat(0, (6, 8))))],
         MaskReader(SegmentPreset(NOWHERE, 2)),
         "masks",
     )

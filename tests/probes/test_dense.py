@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from veca.images import short_side_size
 from veca.probes import dense
 from veca.probes.depth import Depth, metres, scale_invariant
 from veca.probes.features import Cache, Features
@@ -17,7 +18,7 @@ from veca.probes.heads import Head, NormedLinear
 from veca.probes.pairs import IGNORE, Pair
 from veca.probes.presets import DepthPreset, Layout, SegmentPreset
 from veca.probes.segment import Segmentation, palette
-from veca.probes.views import View, label_box, resized_size, windows
+from veca.probes.views import View, label_box, windows
 
 SIDE, GRID, WIDTH, CLASSES = 64, 4, 12, 3
 NOWHERE = Layout("", "")
@@ -157,7 +158,7 @@ def test_a_view_is_the_pixels_it_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(straight.permute(1, 2, 0) * std + mean, pixels[:, 20:84] / 255, atol=1e-6)
     trimmed = View(tmp_path / "a.png", 32, 32, (0, 0), trim=(32, 32)).pixels()
     np.testing.assert_allclose(trimmed.permute(1, 2, 0) * std + mean, pixels[32:, 32:64] / 255, atol=1e-6)
-    assert resized_size(96, 64, 128) == (192, 128)
+    assert short_side_size(96, 64, 128) == (192, 128)
 
 
 def test_folding_gives_the_same_answers_as_the_trained_layer() -> None:

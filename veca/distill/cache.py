@@ -75,19 +75,21 @@ def fingerprint(teacher: Teacher) -> str:
     return digest.hexdigest()[:16]
 
 
-def describe(folder: Path, settings: dict[str, Any]) -> None:
-    """Write what the cache holds, or refuse a folder that holds something else."""
+def describe(folder: Path, settings: dict[str, Any]) -> bool:
+    """Write what the cache holds, or refuse a folder that holds something else; returns whether it holds layers."""
     about = folder / "cache.json"
     if about.is_file():
         found = {"trivial_augment": True} | json.loads(about.read_text())  # older ones were all made with it
+        layers: bool = found["layers"]
         if not settings["layers"]:  # features of the layers do no harm
             found["layers"] = False
         wrong = [f"{name}: {found[name]} there, {value} here" for name, value in settings.items()
                  if found.get(name, value) != value]  # fmt: skip
         if wrong:
             raise InputError(f"the cache in {folder} is of another run ({'; '.join(wrong)}): give another folder")
-    else:
-        write_json(about, settings)
+        return layers
+    write_json(about, settings)
+    return bool(settings["layers"])
 
 
 def missing_shards(folder: Path, count: int, sizes: Iterable[int], views: int) -> list[tuple[int, int, int]]:
@@ -141,7 +143,7 @@ def prepare_cache(
         "trivial_augment": settings.trivial_augment, "patch_size": patch, "layers": settings.wants_layers,
         "image sizes": identity["image sizes"], "bfloat16": bfloat16,
     }  # fmt: skip
-    ranks.first_goes_ahead(lambda: describe(folder, about))
+    layers = ranks.first_goes_ahead(lambda: describe(folder, about))
     everything = ranks.from_first(lambda: missing_shards(folder, len(images), sizes, settings.views))
     missing: list[tuple[int, int, int]] = everything[ranks.rank :: ranks.count]
     began = time.monotonic()
@@ -149,7 +151,7 @@ def prepare_cache(
         if stop.asked:
             raise InputError("stopped while the teacher's features were computed; the same command continues")
         build_shard(
-            folder, size, view, shard, images, teacher, patch_size=patch, layers=settings.wants_layers,
+            folder, size, view, shard, images, teacher, patch_size=patch, layers=layers,
             augment_seed=settings.augment_seed, trivial=settings.trivial_augment, device=ranks.device,
             micro_batch=settings.teacher_batch, bfloat16=bfloat16,
         )  # fmt: skip

@@ -66,14 +66,17 @@ class Checkpoints:
             match = _NAME.fullmatch(path.name)
             assert match is not None
             try:
-                if file_digest(path)[:16] != match[3]:
-                    raise ValueError("its content changed since it was written")
-                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-                return state
-            except Exception as error:  # a damaged file can fail in any way
-                say(f"passing over the damaged checkpoint {path.name} ({' '.join(str(error).split())[:120]})")
-                with contextlib.suppress(OSError):  # or it would count as one of the two that are kept
-                    path.rename(path.with_suffix(".damaged"))
+                if file_digest(path)[:16] == match[3]:
+                    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+                    return state
+            except FileNotFoundError:  # another rank has just passed over it
+                continue
+            except Exception as error:  # what was written is there: no reason to begin anew, and to lose the run
+                reason = " ".join(str(error).split())[:120] or type(error).__name__
+                raise InputError(f"the checkpoint {path} cannot be read ({reason}): try again, or remove it") from error
+            say(f"passing over the damaged checkpoint {path.name} (its content changed since it was written)")
+            with contextlib.suppress(OSError):  # or it would count as one of the two that are kept
+                path.rename(path.with_suffix(".damaged"))
         return None
 
 

@@ -138,7 +138,9 @@ def copy_teacher(student: Veca, teacher: Teacher) -> Report:
     parameters = dict(student.named_parameters())
 
     def put(name: str, value: Tensor | None) -> None:
-        if value is None:  # no bias in the teacher is a bias of zero
+        if value is None:  # no bias in the teacher is a bias of zero; no weight is something we do not know
+            if not name.endswith(".bias"):
+                raise InputError(f"cannot convert {teacher.name}: it has no tensor for {name} of the student")
             value = torch.zeros_like(parameters[name])
         if parameters[name].shape != value.shape:
             shapes = ["×".join(map(str, shape)) for shape in (value.shape, parameters[name].shape)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class Plan(Sampler[list[Key]]):
 
     def resolution(self, step: int) -> int:
         settings = self.settings
-        if step >= settings.late_from * self.total:
+        if step >= round(settings.late_from * self.total):
             choices, weights = settings.late_resolutions, settings.late_resolution_weights
         else:
             choices, weights = settings.resolutions, settings.resolution_weights
@@ -155,6 +155,15 @@ def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers:
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         prefetch_factor=4 if workers else None,
     )
+
+
+def next_batch(batches: Iterator[Any]) -> Batch | None:
+    """The next batch, or None; an error of a worker without the worker's traceback, which is none of the user's."""
+    try:
+        batch: Batch | None = next(batches, None)
+        return batch
+    except InputError as error:
+        raise InputError(str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")) from None
 
 
 def _leave_signals_to_the_trainer(_: int) -> None:

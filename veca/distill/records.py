@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from veca.distill.data import Batch
+from veca.distill.data import Batch, next_batch
 from veca.distill.losses import Loss
 from veca.errors import InputError, require
 from veca.files import whole_file, write_text
@@ -143,10 +143,8 @@ class Meter:
 
     def wait(self, batches: Iterator[Any]) -> Batch:
         began = time.monotonic()
-        try:
-            batch: Batch = next(batches)
-        except InputError as error:  # from a worker it comes with the worker's traceback
-            raise InputError(str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")) from None
+        batch = next_batch(batches)
+        assert batch is not None
         self.waited += time.monotonic() - began
         return batch
 
@@ -203,9 +201,9 @@ def plot(run: Path) -> Path:
         left.plot([r["step"] for r in validation], [r["loss"] for r in validation], "k.-", label="validation loss")
         for size, row in validation[-1]["grid"].items():
             for budget in row:
-                steps = [r["step"] for r in validation if size in r["grid"]]
-                cosines = [r["grid"][size][budget]["dense_cosine"] for r in validation if size in r["grid"]]
-                middle.plot(steps, cosines, ".-", label=f"{size}², {budget} cores", linewidth=1)
+                seen = [r for r in validation if budget in r["grid"].get(size, {})]  # a run may change what it looks at
+                cosines = [r["grid"][size][budget]["dense_cosine"] for r in seen]
+                middle.plot([r["step"] for r in seen], cosines, ".-", label=f"{size}², {budget} cores", linewidth=1)
         constant = next(iter(validation[-1]["constant"].values()))
         middle.axhline(constant, color="grey", linestyle=":", label="best constant")
     right.plot([r["step"] for r in train], [r["lr"] for r in train])

@@ -175,6 +175,7 @@ class Settings:
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
         check(self.forcing + self.fading < 1, free)
         check(0 < self.patch_share <= 1, f"--patch-share is a share above 0, not {self.patch_share}")
+        check(bool(self.val_budgets) or not self.val, "--val-budgets: give at least one budget to validate with")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         wasted = [size for size in self.cache_resolutions if size not in self.all_resolutions]
         check(not wasted, f"--cache-resolutions {' '.join(map(str, wasted))}: the run has no crops of that size")

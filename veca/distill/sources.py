@@ -133,6 +133,8 @@ def expand_braces(pattern: str) -> list[str]:
         values = found[3].split(",")
     else:
         values = [str(value).zfill(len(found[1])) for value in range(int(found[1]), int(found[2]) + 1)]
+        if not values:
+            raise InputError(f"{pattern}: the numbers in braces run backwards")
     before, after = pattern[: found.start()], pattern[found.end() :]
     return [item for value in values for item in expand_braces(before + value + after)]
 
@@ -179,7 +181,7 @@ def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
 
 
 def _index_list(path: Path) -> Part:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return _pack(str(path.parent), [line.strip() for line in lines if line.strip() and not line.startswith("#")])
 
 

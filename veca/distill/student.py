@@ -32,6 +32,13 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
                 f"{settings.init} gives features {model.config.feature_width} wide, the teacher {teacher.width}: "
                 "continue with the teacher it was trained with"
             )
+        if settings.attention == "dense" and model.config.attention != "dense":
+            raise InputError(f"--attention dense: {settings.init} has core attention, and goes on with it")
+        if settings.rope_zero_fraction not in (None, model.config.rope_zero_fraction):
+            raise InputError(
+                f"--rope-zero-fraction {settings.rope_zero_fraction}: {settings.init} has "
+                f"{model.config.rope_zero_fraction}, and goes on with it"
+            )
         report = Report(copied=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
     elif settings.student == "teacher":
         model = Veca(student_config(teacher, **chosen))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from veca.distill.data import Batch, Key, Views, loader
+from veca.distill.data import Key, Views, loader, next_batch
 from veca.distill.losses import Standards, distillation_loss
 from veca.distill.ranks import Ranks
 from veca.distill.sources import Images
@@ -59,7 +59,7 @@ class Validation:
                 if stopped():  # asked as often on every rank
                     model.train(was_training)
                     return None
-                batch: Batch | None = next(batches, None)
+                batch = next_batch(batches)
                 if batch is None:  # the last round has no batch for some ranks
                     continue
                 pixels = batch.images.to(device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import tyro
 
-from veca.errors import InputError
+from veca.errors import InputError, require
 from veca.finetune.settings import Classify, Depth, Segment
 from veca.model import Veca, create_model
 from veca.weights import load
@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> int:
     kind, build = TASKS[name]
     settings = tyro.cli(kind, args=rest, prog=f"veca finetune {name}", description=inspect.getdoc(kind))
     settings.check()
+    require("torchmetrics", "probe")
     model = start(settings.model)
     side = max(1, round(settings.size / model.patch_size)) * model.patch_size
     task = build(settings, side)

@@ -11,15 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from veca.images import image_size, short_side_size
 from veca.model import Veca
 from veca.probes import classify, dense
 from veca.probes.data import ClassData, Example
 from veca.probes.depth import Depth
 from veca.probes.heads import Head, NormedLinear, square
-from veca.probes.pairs import Pair, PairData, upright_size
+from veca.probes.pairs import Pair, PairData
 from veca.probes.progress import progress
 from veca.probes.segment import Segmentation
-from veca.probes.views import RESIZE, View, centre_view, resized_size
+from veca.probes.views import RESIZE, View, centre_view
 
 Answers = dict[str, Any]  # metrics by name
 
@@ -71,7 +72,7 @@ class Classes:
 
     def load(self, number: int, draw: random.Random) -> tuple[Tensor, Tensor]:
         path, short = self.data.train[number].path, round(self.side * RESIZE)
-        width, height = resized_size(*upright_size(path), short)
+        width, height = short_side_size(*image_size(path), short)
         at = (draw.randint(0, width - self.side), draw.randint(0, height - self.side))
         return View(path, short, self.side, at, flip=draw.random() < 0.5).pixels(), self.labels[number]
 

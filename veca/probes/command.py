@@ -14,7 +14,8 @@ from typing import Any
 
 import tyro
 
-from veca.errors import InputError
+from veca.errors import InputError, require
+from veca.files import read_text
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
 from veca.probes.settings import Classify, Common, DepthProbe, Fidelity, Knn, Predict, Score, Segment
 
@@ -42,6 +43,8 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"no probe is called {name!r}; there are {', '.join(TASKS)}")
     settings, act = TASKS[name]
     chosen = tyro.cli(settings, args=rest, prog=f"veca probe {name}")
+    for module in ("torchmetrics", "matplotlib"):  # before the long work, not after it
+        require(module, "probe")
     if isinstance(chosen, Common | Fidelity):
         chosen.command = shlex.join(["veca", "probe", *arguments])
     act(chosen)
@@ -164,7 +167,7 @@ def mask_labels(settings: Any, masks: list[Path]) -> SegmentPreset:
     if settings.preset:
         return replace(SEGMENT[settings.preset], **chosen)
     listed = settings.data / "classes.txt"
-    names = tuple(listed.read_text(encoding="utf-8").split("\n")) if listed.is_file() else ()
+    names = tuple(read_text(listed).split("\n")) if listed.is_file() else ()
     names = tuple(name.strip() for name in names if name.strip())
     preset = replace(SegmentPreset(Layout("", ""), len(names), names), **chosen)
     if preset.classes == 0:

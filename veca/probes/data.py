@@ -9,6 +9,7 @@ paths are relative to it, and several labels of an image are separated by `;`.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veca.errors import InputError
+from veca.files import read_text
 from veca.images import SUFFIXES
 
 
@@ -68,12 +70,18 @@ def read_classes(folder: str | Path) -> ClassData:
         raise InputError(f"{folder}: {len(classes)} class in the training part; a probe needs at least 2")
     source = {name: folder / f"{name}.csv" if from_csv else folder / name for name in (train, validation, test) if name}
     parts = {name: read_examples(path, classes) for name, path in source.items()}
+    several = any(len(example.labels) != 1 for example in parts[train])
+    odd = next((example for part in parts.values() for example in part if len(example.labels) != 1), None)
+    if odd is not None and not several:
+        raise InputError(
+            f"{folder}: {odd.path.name} has {len(odd.labels)} labels, while every training image has exactly one"
+        )
     return ClassData(
         classes=classes,
         train=parts[train],
         validation=parts.get(validation, ()),
         test=parts[test],
-        several=any(len(example.labels) != 1 for example in parts[train]),
+        several=several,
     )
 
 
@@ -112,7 +120,7 @@ def class_folders(folder: Path) -> list[Path]:
 
 def read_rows(path: Path) -> list[tuple[Path, tuple[str, ...]]]:
     """Rows of a CSV with the columns `path` and `labels`."""
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with io.StringIO(read_text(path), newline="") as file:
         reader = csv.DictReader(file)
         if not {"path", "labels"} <= set(reader.fieldnames or ()):
             raise InputError(f"{path}: its first line must name the columns path and labels")

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veca.images import image_size, short_side_size
 from veca.probes.features import Extractor, Features, LiveFeatures
 from veca.probes.heads import Head, NormedLinear, square
-from veca.probes.pairs import Array, Pair, trim_box, upright_size
+from veca.probes.pairs import Array, Pair, trim_box
 from veca.probes.progress import progress
-from veca.probes.views import View, label_box, resized_size, windows
+from veca.probes.views import View, label_box, windows
 
 
 class Task(Protocol):
@@ -63,7 +64,7 @@ class Training:
 
 def seen_size(pair: Pair, trim: tuple[int, int] | None) -> tuple[int, int]:
     """(width, height) of an image after its trim."""
-    width, height = upright_size(pair.image)
+    width, height = image_size(pair.image)
     if trim is None:
         return width, height
     left, top, right, bottom = trim_box(width, height, trim, pair.image)
@@ -74,7 +75,7 @@ def sliding(pair: Pair, side: int, task: Task) -> list[Window]:
     """The windows that cover an image."""
     size = seen_size(pair, task.trim)
     short = round(side * task.zoom)
-    resized = resized_size(*size, short)
+    resized = short_side_size(*size, short)
     return [
         Window(View(pair.image, short, side, at, trim=task.trim), pair, label_box(at, side, resized, size))
         for at in windows(*resized, side)
@@ -85,7 +86,7 @@ def random_window(pair: Pair, side: int, task: Task, draw: random.Random) -> Win
     """A random crop of an image, mirrored half of the time."""
     size = seen_size(pair, task.trim)
     short = round(side * task.zoom)
-    resized = resized_size(*size, short)
+    resized = short_side_size(*size, short)
     at = (draw.randint(0, resized[0] - side), draw.randint(0, resized[1] - side))
     view = View(pair.image, short, side, at, flip=draw.random() < 0.5, trim=task.trim)
     return Window(view, pair, label_box(at, side, resized, size))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
 from veca.errors import InputError
-from veca.images import open_image
+from veca.images import image_size, open_image
 from veca.probes.data import images_in, split_names
 from veca.probes.presets import DepthPreset, Layout, SegmentPreset
 from veca.probes.progress import progress
@@ -112,7 +112,7 @@ def check_pairs(pairs: Sequence[Pair], read: Callable[[Path], Array], what: str)
 
     def check(pair: Pair) -> None:
         label = read(pair.label)
-        width, height = upright_size(pair.image)
+        width, height = image_size(pair.image)
         if label.shape != (height, width):
             raise InputError(
                 f"{pair.label}: is {label.shape[1]}×{label.shape[0]}, but {pair.image.name} is {width}×{height}"
@@ -121,16 +121,6 @@ def check_pairs(pairs: Sequence[Pair], read: Callable[[Path], Array], what: str)
     with ThreadPoolExecutor(4) as pool:
         for _ in progress(pool.map(check, pairs), f"checking {what}", len(pairs)):
             pass
-
-
-def upright_size(path: Path) -> tuple[int, int]:
-    """(width, height) as the image will be seen, EXIF rotation applied, from its header."""
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            return (image.height, image.width) if turned else image.size
-    except OSError as error:
-        raise InputError(f"{path}: not a readable image ({error})") from None
 
 
 def read_values(path: Path) -> Array:  # H×W

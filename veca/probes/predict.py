@@ -15,12 +15,13 @@ from torch import Tensor
 from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.files import whole_file, write_json
+from veca.images import short_side_size
 from veca.probes.dense import stitch
 from veca.probes.depth import metres
 from veca.probes.heads import Head
 from veca.probes.pairs import open_trimmed
 from veca.probes.segment import palette
-from veca.probes.views import View, centre_view, label_box, resized_size, windows
+from veca.probes.views import View, centre_view, label_box, windows
 
 BEST = 5
 OPACITY = 0.6
@@ -110,7 +111,7 @@ def whole_image(head: Head, backbone: Backbone, path: Path) -> tuple[Image.Image
     trim = tuple(about["trim"]) if about.get("trim") else None
     image = open_trimmed(path, trim)
     side, short = about["size"], round(about["size"] * about["zoom"])
-    resized = resized_size(*image.size, short)
+    resized = short_side_size(*image.size, short)
     parts = []
     for at in windows(*resized, side):
         whole, patches = backbone(View(path, short, side, at, trim=trim).pixels()[None], about["cores"])

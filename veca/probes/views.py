@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from veca.images import to_tensor
+from veca.images import resize_short_side, to_tensor
 from veca.probes.pairs import open_trimmed
 
 RESIZE = 288 / 256  # classification resizes to this multiple of its centre crop (docs/probes.md)
@@ -35,7 +35,7 @@ class View:
 
     def pixels(self) -> Tensor:  # 3×S×S
         image = open_trimmed(self.path, self.trim)
-        image = image.resize(resized_size(*image.size, self.short), Image.Resampling.BICUBIC)
+        image = resize_short_side(image, self.short)
         left, top = self.at or ((image.width - self.side) // 2, (image.height - self.side) // 2)
         image = image.crop((left, top, left + self.side, top + self.side))
         return to_tensor(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else image)
@@ -43,12 +43,6 @@ class View:
 
 def centre_view(path: Path, side: int) -> View:
     return View(path, short=round(side * RESIZE), side=side, at=None)
-
-
-def resized_size(width: int, height: int, short: int) -> tuple[int, int]:
-    """(width, height) with the short side at `short` and the aspect ratio kept."""
-    least = min(width, height)
-    return round(width * short / least), round(height * short / least)
 
 
 def window_starts(length: int, side: int) -> list[int]:

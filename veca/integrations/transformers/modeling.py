@@ -17,8 +17,9 @@ from transformers.utils import can_return_tuple
 from veca.attention import AttentionMaps
 from veca.cores import CoreBank, spread_points
 from veca.integrations.transformers.configuration import VecaConfig
-from veca.integrations.transformers.processing import PROCESSOR, VecaImageProcessor
+from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
+from veca.weights import processor_fits
 
 
 class Seen(NamedTuple):
@@ -101,7 +102,7 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 name.removeprefix("veca."): tensor for name, tensor in (state_dict or self.state_dict()).items()
             }
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
-        if is_main_process and not (Path(save_directory) / PROCESSOR).exists():
+        if is_main_process and not processor_fits(Path(save_directory), self.config.patch_size):
             VecaImageProcessor(patch_size=self.config.patch_size).save_pretrained(save_directory)
 
     def push_to_hub(self, repo_id: str, run: str | Path | None = None, **kwargs: Any) -> str:

@@ -15,10 +15,7 @@ from transformers.image_utils import infer_channel_dimension_format, make_flat_l
 from transformers.processing_utils import ImagesKwargs
 
 from veca.errors import InputError
-from veca.images import MEAN, STD, grid_size, open_image
-from veca.probes.views import resized_size
-
-PROCESSOR = "preprocessor_config.json"
+from veca.images import MEAN, STD, grid_size, open_image, short_side_size
 
 
 class VecaImagesKwargs(ImagesKwargs, total=False):  # type: ignore[misc, call-arg]
@@ -102,7 +99,7 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
             return self.size["width"], self.size["height"]
         short = self.size["shortest_edge"]
         if self.do_center_crop:
-            return resized_size(width, height, short)
+            return short_side_size(width, height, short)
         h, w = grid_size(width, height, short, self.patch_size)
         return w * self.patch_size, h * self.patch_size
 
