@@ -96,18 +96,18 @@ def grid_size(width: int, height: int, size: int = 512, patch_size: int = 16) ->
     return patches(height), patches(width)
 
 
-def resize_short_side(image: Image.Image, size: int) -> Image.Image:
+def resize_short_side(image: Image.Image, size: int, name: str = "image") -> Image.Image:
     """The shorter side becomes `size`, the other keeps the aspect ratio; bicubic with antialiasing."""
-    return image.resize(short_side_size(*image.size, size), Image.Resampling.BICUBIC)
+    return image.resize(short_side_size(*image.size, size, name), Image.Resampling.BICUBIC)
 
 
-def short_side_size(width: int, height: int, size: int) -> tuple[int, int]:
+def short_side_size(width: int, height: int, size: int, name: str = "image") -> tuple[int, int]:
     """(width, height) with the shorter side at `size`, rounded half up; a strip that would grow huge is refused."""
     short = min(width, height)
     wide, high = ((2 * side * size + short) // (2 * short) for side in (width, height))
     if wide * high > MAX_PIXELS:
         raise InputError(
-            f"an image of {width}×{height} resized to {wide}×{high} is over the limit of {MAX_PIXELS} pixels; crop it"
+            f"{name}: {width}×{height} resized to {wide}×{high} is over the limit of {MAX_PIXELS} pixels; crop it"
         )
     return wide, high
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from veca.errors import InputError
 from veca.images import short_side_size
 from veca.probes import dense
 from veca.probes.depth import Depth, metres, scale_invariant
@@ -159,6 +160,8 @@ def test_a_view_is_the_pixels_it_names(tmp_path: Path) -> None:
     trimmed = View(tmp_path / "a.png", 32, 32, (0, 0), trim=(32, 32)).pixels()
     np.testing.assert_allclose(trimmed.permute(1, 2, 0) * std + mean, pixels[32:, 32:64] / 255, atol=1e-6)
     assert short_side_size(96, 64, 128) == (192, 128)
+    with pytest.raises(InputError, match=r"strip.png: 1×20000 resized to"):
+        short_side_size(1, 20_000, 504, "strip.png")
 
 
 def test_folding_gives_the_same_answers_as_the_trained_layer() -> None:

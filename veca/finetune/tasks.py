@@ -72,7 +72,7 @@ class Classes:
 
     def load(self, number: int, draw: random.Random) -> tuple[Tensor, Tensor]:
         path, short = self.data.train[number].path, round(self.side * RESIZE)
-        width, height = short_side_size(*image_size(path), short)
+        width, height = short_side_size(*image_size(path), short, str(path))
         at = (draw.randint(0, width - self.side), draw.randint(0, height - self.side))
         return View(path, short, self.side, at, flip=draw.random() < 0.5).pixels(), self.labels[number]
 

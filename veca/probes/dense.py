@@ -75,7 +75,7 @@ def sliding(pair: Pair, side: int, task: Task) -> list[Window]:
     """The windows that cover an image."""
     size = seen_size(pair, task.trim)
     short = round(side * task.zoom)
-    resized = short_side_size(*size, short)
+    resized = short_side_size(*size, short, str(pair.image))
     return [
         Window(View(pair.image, short, side, at, trim=task.trim), pair, label_box(at, side, resized, size))
         for at in windows(*resized, side)
@@ -86,7 +86,7 @@ def random_window(pair: Pair, side: int, task: Task, draw: random.Random) -> Win
     """A random crop of an image, mirrored half of the time."""
     size = seen_size(pair, task.trim)
     short = round(side * task.zoom)
-    resized = short_side_size(*size, short)
+    resized = short_side_size(*size, short, str(pair.image))
     at = (draw.randint(0, resized[0] - side), draw.randint(0, resized[1] - side))
     view = View(pair.image, short, side, at, flip=draw.random() < 0.5, trim=task.trim)
     return Window(view, pair, label_box(at, side, resized, size))

@@ -111,7 +111,7 @@ def whole_image(head: Head, backbone: Backbone, path: Path) -> tuple[Image.Image
     trim = tuple(about["trim"]) if about.get("trim") else None
     image = open_trimmed(path, trim)
     side, short = about["size"], round(about["size"] * about["zoom"])
-    resized = short_side_size(*image.size, short)
+    resized = short_side_size(*image.size, short, str(path))
     parts = []
     for at in windows(*resized, side):
         whole, patches = backbone(View(path, short, side, at, trim=trim).pixels()[None], about["cores"])

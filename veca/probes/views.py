@@ -35,7 +35,7 @@ class View:
 
     def pixels(self) -> Tensor:  # 3×S×S
         image = open_trimmed(self.path, self.trim)
-        image = resize_short_side(image, self.short)
+        image = resize_short_side(image, self.short, str(self.path))
         left, top = self.at or ((image.width - self.side) // 2, (image.height - self.side) // 2)
         image = image.crop((left, top, left + self.side, top + self.side))
         return to_tensor(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else image)
