@@ -2,7 +2,7 @@
 
     python docs/reproduce.py --list              # the steps, their commands, how long each takes, what is done
     python docs/reproduce.py                     # all that is not done yet
-    python docs/reproduce.py --only probe-pets   # one step (may be repeated); floor-… need start
+    python docs/reproduce.py --only probe-pets   # one step (may be repeated)
     python docs/reproduce.py --quick             # a small version of each, in minutes, on copies of the pages
 
 The steps are listed in steps.py. A finished one leaves `done.json` in its folder, with its command; it runs again when
@@ -79,11 +79,12 @@ class Run:
             results=self.results,
             shared=self.shared,
             model=self.settings.model,
+            name=Path(self.settings.model).name,
             teacher=self.shared / "teacher/dav2-small-encoder",
         )
 
     def command(self, step: Step) -> list[str]:
-        return shlex.split(self.fill(step.command, step)) + (shlex.split(step.quick) if self.quick else [])
+        return shlex.split(self.fill(f"{step.command} {step.quick}" if self.quick else step.command, step))
 
     def missing(self, step: Step) -> str:
         """What the step needs and is not there."""

@@ -6,6 +6,7 @@ To add one, add a `Step` to STEPS; if it has a `table`, put `<!-- NAME:begin -->
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ class Step:
     """One command. {out} is its own folder, {docs} the folder of the pages, {results} that of all steps."""
 
     name: str
-    command: str  # may also hold {shared}, {model} and {teacher}
+    command: str  # may also hold {shared}, {model}, its {name}, and {teacher}
     minutes: float  # on two CPU cores
     outputs: tuple[str, ...]  # what it leaves in {out}, or {docs}/…
     quick: str = ""  # arguments that make it short; the last of two equal flags holds
@@ -25,11 +26,11 @@ class Step:
     pictures: tuple[tuple[str, str], ...] = ()  # from {out} into {docs}
 
 
-def probe_table(out: Path) -> str:
-    """The table of `veca probe` and `veca finetune`, from results.json."""
+def probe_table(out: Path, shares: bool = True) -> str:
+    """The table of `veca probe` and `veca finetune`, from results.json; `shares`: what a row keeps of the first."""
     results = json.loads((out / "results.json").read_text(encoding="utf-8"))
     metrics = list(dict.fromkeys(name for row in results["rows"] for name in row["metrics"]))
-    kept = any(row["share_of_first"] is not None for row in results["rows"])
+    kept = shares and any(row["share_of_first"] is not None for row in results["rows"])
     heads = ["model", "cores", "pixels", *metrics, *([f"of {results['rows'][0]['model']}"] if kept else [])]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for row in results["rows"]:
@@ -43,6 +44,33 @@ def probe_table(out: Path) -> str:
             cells.append("–" if row["share_of_first"] is None else f"{row['share_of_first']:.1%}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def plain_table(out: Path) -> str:
+    """The same where the first row is nobody's measure."""
+    return probe_table(out, shares=False)
+
+
+def huge_table(out: Path) -> str:
+    """What docs/huge_image.py measured."""
+    found = json.loads((out / "huge.json").read_text(encoding="utf-8"))
+    lines = [
+        ("patches", f"{found['patches']:,}"),
+        ("time", f"{found['seconds']:.0f} s"),
+        ("peak resident memory", f"{found['peak_gb']:.2f} GB"),
+        ("features, a memory-mapped .npy", f"{found['features_gb']:.2f} GB"),
+    ]
+    lines += [
+        (f"{kind} tokens beside the ordinary pass of a {found['part']}² part", f"cosine ≥ {floor(found[name]):.5f}")
+        for kind, name in (("float32", "cosine_float32"), ("float16", "cosine_float16"))
+    ]
+    side = found["pixels"]
+    return "\n".join([f"| {side}×{side} pixels | |", "| --- | --- |", *(f"| {what} | {how} |" for what, how in lines)])
+
+
+def floor(cosine: float) -> float:
+    """Five digits, never rounded up."""
+    return math.floor(cosine * 1e5) / 1e5
 
 
 def core_table(out: Path) -> str:
@@ -66,7 +94,7 @@ def rate_table(out: Path) -> str:
 
 
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
-FLOORS = "--model {results}/start/model --model random:veca_small --cores 64"  # what training had to improve on
+FLOORS = "--model {results}/start/untrained --model random:veca_small --cores 64"  # what training had to improve on
 SHORT = "--size 112 --cores 8,64 --seeds 1"
 BENCH = "--rounds 1 --seconds 1 --no-memory"
 
@@ -112,6 +140,15 @@ STEPS = (
         f"--model veca_tiny --sizes 64 {BENCH}",
     ),
     Step(
+        "huge",
+        "python docs/huge_image.py --out {out}",
+        7,
+        ("huge.json",),
+        "--side 1024 --part 512",
+        "performance.md",
+        huge_table,
+    ),
+    Step(
         "training",
         "veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3 --rounds 1 --seconds 10 "
         "--out {docs}/bench/training --page {docs}/performance.md training",
@@ -148,9 +185,9 @@ STEPS = (
     ),
     Step(
         "start",
-        "veca import {teacher} {out}/model",
+        "veca import {teacher} {out}/untrained",
         0.2,
-        ("model/model.safetensors",),
+        ("untrained/model.safetensors",),
     ),
     Step(
         "cost",
@@ -162,8 +199,9 @@ STEPS = (
     ),
     Step(
         "fidelity",
-        "veca probe teacher --data {shared}/data/photos/photos-006.tar --teacher {teacher} --model {model} --out {out}",
-        25,
+        "veca probe teacher --data {shared}/data/photos/photos-006.tar --teacher {teacher} --model {model} "
+        "--images 64 --out {out}",
+        15,
         ("results.json",),
         "--size 112 --cores 8,64 --images 4",
         "results.md",
@@ -187,7 +225,7 @@ STEPS = (
         ("results.json",),
         f"{SHORT} --epochs 5",
         "results.md",
-        probe_table,
+        plain_table,
     ),
     Step(
         "knn-pets",
@@ -215,7 +253,7 @@ STEPS = (
         ("results.json",),
         f"{SHORT} --steps 5",
         "results.md",
-        probe_table,
+        plain_table,
     ),
     Step(
         "probe-nyu",
@@ -234,15 +272,55 @@ STEPS = (
         ("results.json",),
         f"{SHORT} --steps 5",
         "results.md",
+        plain_table,
+    ),
+    Step(
+        "regression-nyu",
+        "veca probe depth --data {shared}/data/nyu-depth --preset nyu --model {teacher} --model {model} --cores 64 "
+        "--head regression --size 336 --out {out}",
+        15,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
         probe_table,
+    ),
+    Step(
+        "frozen-pets",
+        "veca probe classify --data {shared}/data/pets --model {model} --cores 8,64 --size 112 --seeds 1 --out {out}",
+        3,
+        ("results.json",),
+        "--size 56 --epochs 5",
+        "results.md",
+        plain_table,
     ),
     Step(
         "finetune-pets",
         "veca finetune classify --data {shared}/data/pets --model {model} --size 112 --epochs 4 --lr 2e-4 "
-        "--head-lr 2e-4 --layer-decay 0.8 --out {out}",
-        30,
+        "--head-lr 2e-4 --layer-decay 0.8 --start-head {results}/frozen-pets/heads/{name}-112px-64cores --out {out}",
+        12,
         ("results.json",),
-        "--size 56 --epochs 1 --batch 4 --workers 1",
+        "--size 56 --epochs 1 --batch 4 --workers 1 --start-head {results}/frozen-pets/heads/{name}-56px-64cores",
+        "results.md",
+        probe_table,
+    ),
+    Step(
+        "frozen-voc",
+        "veca probe segment --data {shared}/data/voc-seg --preset voc2012 --model {model} --cores 8,64 --size 168 "
+        "--seeds 1 --out {out}",
+        5,
+        ("results.json",),
+        "--size 112 --steps 5",
+        "results.md",
+        plain_table,
+    ),
+    Step(
+        "finetune-voc",
+        "veca finetune segment --data {shared}/data/voc-seg --preset voc2012 --model {model} --size 168 --epochs 2 "
+        "--lr 1e-4 --head-lr 2e-4 --layer-decay 0.8 --start-head {results}/frozen-voc/heads/{name}-168px-64cores "
+        "--out {out}",
+        6,
+        ("results.json",),
+        "--size 112 --epochs 1 --batch 4 --workers 1 --start-head {results}/frozen-voc/heads/{name}-112px-64cores",
         "results.md",
         probe_table,
     ),

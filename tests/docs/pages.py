@@ -76,6 +76,7 @@ SHORTER = (
     (r"veca bench.*--help", ""),
     ("veca bench", "--model veca_tiny --sizes 32 --rounds 1 --seconds 1 --no-memory"),
     ("python docs/inside_pictures.py", "--model ./veca-s14 --only positions --images pictures"),
+    ("python docs/huge_image.py", "--side 512 --part 512"),
     ("veca serve", f"--model ./veca-s14 --port 0 --size {4 * SIDE} --min-size {SIDE}"),
 )
 

@@ -44,8 +44,7 @@ def build(top: Path) -> Path:
     (top / "bundled").mkdir()
     (top / "bundled/veca-s14").symlink_to(main / "veca-s14")
     converted(2).save(main / "models/mine")
-    converted(2).save(main / "results/start/model")
-    converted(2, attention="dense", bank=1, rope_zero_fraction=1.0).save(main / "twin")
+    converted(2).save(main / "results/start/untrained")
     (top / "shared/data").mkdir(parents=True)
     for name in ("photos", "pets", "voc-seg", "nyu-depth"):
         (top / "shared/data" / name).symlink_to(main / name)
