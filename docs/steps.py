@@ -94,7 +94,8 @@ def rate_table(out: Path) -> str:
 
 
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
-FLOORS = "--model {results}/start/untrained --model random:veca_small --cores 64"  # what training had to improve on
+UNTRAINED = "--model {results}/start/untrained --cores 64"  # what training had to improve on
+RANDOM = "--model random:veca_small --cores 64"  # what no training at all gives
 SHORT = "--size 112 --cores 8,64 --seeds 1"
 BENCH = "--rounds 1 --seconds 1 --no-memory"
 
@@ -129,7 +130,7 @@ STEPS = (
         "--out {docs}/bench/ways --page {docs}/performance.md ways",
         2,
         ("{docs}/bench/ways/bench.json",),
-        f"--model veca_tiny --sizes 64 {BENCH}",
+        f"--model veca_tiny --sizes 64 --against products stream onnx int8 {BENCH}",  # compiling takes minutes
     ),
     Step(
         "stream",
@@ -161,7 +162,7 @@ STEPS = (
         "veca bench serve --model veca_small --out {docs}/bench/serve --page {docs}/performance.md",
         4,
         ("{docs}/bench/serve/serve.json",),
-        "--model veca_tiny --clients 1 --seconds 6s --size 64 --min-size 32",
+        "--model veca_tiny --clients 1 --seconds 2s --size 64 --min-size 32",
     ),
     Step(
         "distill",
@@ -219,9 +220,18 @@ STEPS = (
         (("budget.png", "images/results-pets.png"),),
     ),
     Step(
-        "floor-pets",
-        f"veca probe classify --data {{shared}}/data/pets {FLOORS} --size 252 --out {{out}}",
-        8,
+        "untrained-pets",
+        f"veca probe classify --data {{shared}}/data/pets {UNTRAINED} --size 252 --out {{out}}",
+        4,
+        ("results.json",),
+        f"{SHORT} --epochs 5",
+        "results.md",
+        plain_table,
+    ),
+    Step(
+        "random-pets",
+        f"veca probe classify --data {{shared}}/data/pets {RANDOM} --size 252 --out {{out}}",
+        4,
         ("results.json",),
         f"{SHORT} --epochs 5",
         "results.md",
@@ -247,9 +257,18 @@ STEPS = (
         (("budget.png", "images/results-voc.png"),),
     ),
     Step(
-        "floor-voc",
-        f"veca probe segment --data {{shared}}/data/voc-seg --preset voc2012 {FLOORS} --size 448 --out {{out}}",
-        15,
+        "untrained-voc",
+        f"veca probe segment --data {{shared}}/data/voc-seg --preset voc2012 {UNTRAINED} --size 448 --out {{out}}",
+        9,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        plain_table,
+    ),
+    Step(
+        "random-voc",
+        f"veca probe segment --data {{shared}}/data/voc-seg --preset voc2012 {RANDOM} --size 448 --out {{out}}",
+        9,
         ("results.json",),
         f"{SHORT} --steps 5",
         "results.md",
@@ -266,9 +285,18 @@ STEPS = (
         (("budget.png", "images/results-nyu.png"),),
     ),
     Step(
-        "floor-nyu",
-        f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {FLOORS} --size 336 --out {{out}}",
-        12,
+        "untrained-nyu",
+        f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {UNTRAINED} --size 336 --out {{out}}",
+        7,
+        ("results.json",),
+        f"{SHORT} --steps 5",
+        "results.md",
+        plain_table,
+    ),
+    Step(
+        "random-nyu",
+        f"veca probe depth --data {{shared}}/data/nyu-depth --preset nyu {RANDOM} --size 336 --out {{out}}",
+        7,
         ("results.json",),
         f"{SHORT} --steps 5",
         "results.md",
