@@ -28,18 +28,31 @@ class VecaConfig:
     """
 
     depth: int = 12
-    width: int = 384  # D
-    heads: int = 6  # H
+    """layers"""
+    width: int = 384
+    """D, of a token"""
+    heads: int = 6
+    """H"""
     mlp_ratio: float = 2.66667
-    patch_size: int = 16  # p
-    bank: int = 64  # M, the number of cores there are; how many are active is chosen at each call
-    out_width: int | None = None  # the teacher's width, where it differs from D
+    """width inside the MLP, in D"""
+    patch_size: int = 16
+    """p, in pixels"""
+    bank: int = 64
+    """M, the number of cores there are; how many are active is chosen at each call"""
+    out_width: int | None = None
+    """the teacher's width, where it differs from D"""
     norm_eps: float = 1e-5
-    rope_zero_fraction: float = 0.125  # this share of the rotary periods is infinite: those channels do not turn
-    attention: Literal["core", "dense"] = "core"  # dense: the control arm, in which every token reads every token
+    """of the LayerNorms"""
+    rope_zero_fraction: float = 0.125
+    """this share of the rotary periods is infinite: those channels do not turn"""
+    attention: Literal["core", "dense"] = "core"
+    """dense: the control arm, in which every token reads every token"""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    positions: Literal["rope", "table"] = "rope"  # table: an additive table too, as in DINOv2
-    table_size: int = 37  # the table covers this many patches along each axis before it is resized to the grid
+    """gelu: as in a DINOv2 or DINOv3 block"""
+    positions: Literal["rope", "table"] = "rope"
+    """table: an additive table too, as in DINOv2"""
+    table_size: int = 37
+    """the table covers this many patches along each axis before it is resized to the grid"""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 class VecaOutput(NamedTuple):
     """What the model says of a batch of images; D′ is the teacher's width where it differs from D."""
 
-    cls: Tensor  # B×D′, the global feature: the first core
-    patches: Tensor  # B×N×D′, the dense feature, row by row
-    cores: Tensor  # B×C×D′
-    coords: Tensor  # B×C×2, where the cores sit after the last layer: (x, y) in [−1, 1]
-    grid: tuple[int, int]  # (h, w), h·w = N
-    attention: list[AttentionMaps] | None = None  # one per layer, on request
+    cls: Tensor
+    """B×D′, the global feature: the first core"""
+    patches: Tensor
+    """B×N×D′, the dense feature, row by row"""
+    cores: Tensor
+    """B×C×D′, all active cores"""
+    coords: Tensor
+    """B×C×2, where the cores sit after the last layer: (x, y) in [−1, 1]"""
+    grid: tuple[int, int]
+    """(h, w), h·w = N"""
+    attention: list[AttentionMaps] | None = None
+    """one per layer, on request"""
 
 
 class Layers(NamedTuple):
@@ -74,7 +80,9 @@ class Veca(nn.Module):
             nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, images: Tensor, cores: int | None = None, return_attention: bool = False) -> VecaOutput:
-        """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None: all)."""
+        """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
+        `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise).
+        """
         layers = self.forward_layers(images, cores, return_attention=return_attention, last_only=True)
         tokens = self.project(self.norm(layers.tokens[-1]))
         budget = layers.coords[-1].shape[1]
@@ -181,6 +189,9 @@ class Veca(nn.Module):
     # The DINO family's names, so that a user of DINOv2 or DINOv3 swaps one line.
 
     def forward_features(self, x: Tensor, cores: int | None = None) -> dict[str, Tensor | None]:
+        """DINOv3's dictionary: the global feature, the other cores where it has registers, the patches, and all tokens
+        before the final norm; `masks` is None.
+        """
         layers = self.forward_layers(x, cores, last_only=True)
         tokens = self.project(self.norm(layers.tokens[-1]))
         budget = layers.coords[-1].shape[1]

@@ -145,6 +145,8 @@ def prelude(page: str, here: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": page}
     if page == "cluster":
         names["paths"] = sorted(here.glob("photos/*.jpg"))
+    if page == "reproduce":
+        names["whole"] = world.depth_anything()
     if page == "inside":
         names |= {"uploaded_bytes": (here / "photo.jpg").read_bytes(), "model": veca.load("veca-s14")}
         torch.nn.Module.requires_grad_(names["model"], False)

@@ -11,7 +11,14 @@ import numpy as np
 import tifffile
 import torch
 from PIL import Image
-from transformers import Dinov2Config, Dinov2Model, DINOv3ViTConfig, DINOv3ViTModel
+from transformers import (
+    DepthAnythingConfig,
+    DepthAnythingForDepthEstimation,
+    Dinov2Config,
+    Dinov2Model,
+    DINOv3ViTConfig,
+    DINOv3ViTModel,
+)
 
 import veca
 
@@ -98,6 +105,14 @@ def teacher(folder: Path) -> None:
     torch.manual_seed(1)
     shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 28, "patch_size": 14}
     shaken(Dinov2Model(Dinov2Config(**shape))).save_pretrained(folder)
+
+
+def depth_anything() -> DepthAnythingForDepthEstimation:
+    """The shape of Depth-Anything-V2, at a hundredth of its size."""
+    encoder = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "image_size": 28, "patch_size": 14}
+    backbone = Dinov2Config(**encoder, out_indices=[1, 2, 3, 4], apply_layernorm=True, reshape_hidden_states=False)
+    config = DepthAnythingConfig(backbone_config=backbone, reassemble_hidden_size=48, neck_hidden_sizes=[8, 8, 8, 8])
+    return DepthAnythingForDepthEstimation(config)
 
 
 def dinov3(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The referee's question: does removing patch-to-patch attention cost accuracy when all else is equal?
 
     python -m veca.experiments.referee --data ../shared/data --teacher ../shared/teacher/dav2-small-encoder \
-        --out /work/runs/referee --page docs/referee.md
+        --out runs/referee --page docs/referee.md
 
 `veca_tiny` and its dense twin, both from fresh weights, distilled from one cached teacher with the same images, order,
 budgets, optimiser and seeds (recipe `referee`); then three probes and the locality of their features. The same command
