@@ -50,6 +50,9 @@ def test_a_disk_that_refuses_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"veca info: {tmp_path / 'file'}")
     assert len(done.stderr.strip().splitlines()) == 1
+    done = run("info", "veca_tiny", "--json", str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_version() -> None:
@@ -74,6 +77,15 @@ def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
     assert row["veca"]["64"] == 12 * block + 2 * patches * 768 * width + heads
     assert row["dinov3"] > 7 * row["veca"]["64"]
     assert f"{row['veca']['64'] / 1e9:,.1f}" in done.stdout
+
+
+def test_info_shows_a_card_as_it_is(tmp_path: Path) -> None:
+    import veca
+
+    model = veca.create_model("veca_tiny", depth=1)
+    model.card = {"data": "photos [of a] kind[/bold]"}
+    model.save(tmp_path / "model")
+    assert "photos [of a] kind[/bold]" in run("info", str(tmp_path / "model")).stdout
 
 
 def test_info_without_a_model_names_them_all() -> None:

@@ -164,6 +164,11 @@ def test_hooks_and_adapters_see_the_plain_forward() -> None:
             model.stream(images)
 
 
+def test_an_empty_batch_has_empty_features() -> None:
+    with torch.inference_mode():
+        assert small().eval()(torch.zeros(0, 3, 32, 48)).patches.shape[:2] == (0, 6)
+
+
 def test_pruned_layers_see_the_plain_forward() -> None:
     """Pruning keeps the layer's type and makes its weight anew before every call."""
     model, images = small().eval(), torch.randn(1, 3, 48, 48)
@@ -363,6 +368,26 @@ def test_unsupported_tiff_says_so(options: dict[str, object], message: str, tmp_
     elif options.get("planarconfig") == "separate":
         values = np.moveaxis(values, -1, 0)
     path = tiff(tmp_path / "odd.tif", values, **options)
+    with pytest.raises(InputError, match=message):
+        small().stream(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "compression", "message"),
+    [
+        ("YCbCr", "raw", "YCBCR without JPEG"),
+        ("YCbCr", "tiff_lzw", "YCBCR without JPEG"),
+        ("L", "4 bits", "4 bits a value"),
+    ],
+)
+def test_values_that_are_not_what_they_seem_are_refused(
+    mode: str, compression: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.tif"
+    if compression == "4 bits":
+        tifffile.imwrite(path, photo(32, 32, channels=1)[..., 0] // 16, photometric="minisblack", bitspersample=4)
+    else:
+        Image.fromarray(photo(32, 32)).convert(mode).save(path, compression=compression)
     with pytest.raises(InputError, match=message):
         small().stream(path)
 

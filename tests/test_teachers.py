@@ -96,6 +96,9 @@ def test_a_teacher_that_cannot_be_had_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read") as caught:
         load_teacher(tmp_path)
     assert "\n" not in str(caught.value)
+    (tmp_path / "model.safetensors").write_bytes(b"half of a download")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_teacher(tmp_path)
     name = "facebook/dinov3-vits16-pretrain-lvd1689m"
     line = _how_to_get(name, OSError("You are trying to access a gated repo.\nMake sure to have access to it"))
     assert f"accept its licence at https://huggingface.co/{name}, then `hf auth login`" in line

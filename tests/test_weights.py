@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import veca
 from veca.config import MODELS, VecaConfig
+from veca.files import whole_file
 from veca.model import Veca
 from veca.weights import checksum, save
 
@@ -182,6 +184,9 @@ def test_official_projection_to_another_width(shared: Path, tmp_path: Path) -> N
     torch.save(checkpoint, tmp_path / "projected.pt")
     out = veca.load(tmp_path / "projected.pt")(torch.zeros(1, 3, 32, 32))
     assert out.patches.shape == (1, 4, 10)
+    del checkpoint["config"]["distill_output_dim"]  # the tensor itself tells
+    torch.save(checkpoint, tmp_path / "projected.pt")
+    assert veca.load(tmp_path / "projected.pt").config.out_width == 10
 
 
 def test_import_command(shared: Path, tmp_path: Path) -> None:
@@ -337,6 +342,42 @@ def test_damaged_checkpoint(shared: Path, tmp_path: Path) -> None:
     damaged[len(content) // 2] ^= 1
     path.write_bytes(damaged)
     refused(path, r"damaged: the content of its record .* does not match its checksum")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_heads", None, "num_heads = None, which is not a number"),
+        ("mlp_ratio", "four", "mlp_ratio = 'four', which is not a number"),
+        ("patch_embed.proj.weight", torch.zeros(64, 768), "has 2 axes"),
+        ("query_token_chunks.1", torch.zeros(8), "has 1 axes"),
+        ("query_token_chunks.1", torch.zeros(1, 8, 3), "different widths"),
+    ],
+)
+def test_malformed_official_checkpoints(shared: Path, tmp_path: Path, name: str, value: object, message: str) -> None:
+    checkpoint = torch.load(shared / "reference/tiny_official.pt", weights_only=True)
+    checkpoint["student" if isinstance(value, torch.Tensor) else "config"][name] = value
+    torch.save(checkpoint, tmp_path / "theirs.pt")
+    refused(tmp_path / "theirs.pt", message)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_a_quota_is_the_disk_saying_no(tmp_path: Path, kind: str) -> None:
+    """The writers hide what the disk said; `whole_file` says it, and leaves nothing behind."""
+
+    def write(path: Path) -> None:
+        with whole_file(path) as temporary:
+            {"safetensors": save_file, "pt": torch.save}[kind]({"x": torch.zeros(100_000)}, temporary)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="the disk did not take all of it") as caught:
+            write(tmp_path / f"big.{kind}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / f"big.{kind}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_saving_over_a_file_is_refused(model: Veca, tmp_path: Path) -> None:

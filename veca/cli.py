@@ -28,8 +28,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "info": ("veca.info", "main", "sizes, parameters, budgets and FLOPs of a model"),
 }
 
-# What a disk answers when it is full, or when this user may not do that there.
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+# What a disk answers when it is full or broken, when this user may not do that there, or when something else is there.
+REFUSALS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
+    errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 def usage() -> str:

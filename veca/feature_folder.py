@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from veca.errors import InputError
-from veca.files import whole_file, write_json, write_text
+from veca.files import refuse_file, whole_file, write_json, write_text
 
 try:
     import fcntl
@@ -39,8 +39,7 @@ class FeatureFolder:
         self._index: IO[str] | None = None
 
     def __enter__(self) -> FeatureFolder:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{self.folder} is a file; --out must be a folder")
+        refuse_file(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._take()

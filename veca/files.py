@@ -17,6 +17,12 @@ from safetensors import SafetensorError
 
 from veca.errors import InputError
 
+WRITERS = (
+    "I/O error",
+    "inline_container",
+    "PytorchStreamWriter",
+)  # how safetensors and PyTorch say so
+
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
@@ -36,6 +42,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     except (RuntimeError, SafetensorError) as error:  # the writers of PyTorch and safetensors hide what the disk said
         if shutil.disk_usage(path.parent).free < 64 << 20:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        if any(words in str(error) for words in WRITERS):
+            raise OSError(errno.EIO, "the disk did not take all of it (a quota?)", str(path)) from error
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -59,6 +67,12 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_file(out: str | Path) -> None:
+    """For `--out`, before the long work: what is a file cannot become a folder."""
+    if Path(out).exists() and not Path(out).is_dir():
+        raise InputError(f"--out {out} is a file, not a folder")
 
 
 def read_text(path: str | Path) -> str:

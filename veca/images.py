@@ -153,6 +153,17 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
         raise InputError(f"{path}: {_line(error)}") from None
 
 
+def stored_values(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> np.ndarray[Any, Any]:
+    """The numbers in a file as they are, palette and colours not applied: masks and depth."""
+    try:
+        with open(path, "rb") as file:
+            image = open_header(file, str(path))
+            _load(image, str(path), max_pixels)
+            return np.asarray(image)
+    except OSError as error:
+        raise InputError(f"{path}: {_line(error)}") from None
+
+
 def _read(file: Any, name: str, max_pixels: int | None) -> Image.Image:
     return _decode(open_header(file, name), name, max_pixels)
 
@@ -170,7 +181,8 @@ def open_header(file: Any, name: str) -> Image.Image:
         raise InputError(f"{name}: damaged image ({_line(error)})") from None
 
 
-def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Image:
+def _load(image: Image.Image, name: str, max_pixels: int | None) -> None:
+    """Decode it, if it is not too large."""
     if max_pixels is not None and image.width * image.height > max_pixels:
         raise InputError(
             f"{name}: {image.width}×{image.height} is over the limit of {max_pixels} pixels; "
@@ -180,6 +192,10 @@ def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Imag
         image.load()
     except Exception as error:  # the same
         raise InputError(f"{name}: damaged or truncated image ({_line(error)})") from None
+
+
+def _decode(image: Image.Image, name: str, max_pixels: int | None) -> Image.Image:
+    _load(image, name, max_pixels)
     turn = _turn(image)  # read after loading: Pillow turns TIFF by itself and then drops the tag
     image = _to_rgb(image, name)
     return image if turn is None else image.transpose(turn)

@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
         return
     about = describe(settings.model)
     config, console = about["config"], Console()
-    console.print(f"[bold]{about['model']}[/bold]", highlight=False)
+    console.print(about["model"], style="bold", markup=False, highlight=False)
     few, many = about["budgets"][0], about["budgets"][-1]
     for name, value in (
         ("parameters", f"{about['parameters']:,} ({about['bytes_float32'] / 1e6:.0f} MB in float32)"),
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
             if isinstance(value, (str, int, float))
         ),
     ):
-        console.print(f"  {name:<20} {value}", highlight=False, soft_wrap=True)
+        console.print(f"  {name:<20} {value}", markup=False, highlight=False, soft_wrap=True)
     table = Table(title="GFLOPs of one image (PyTorch's flop counter)", title_justify="left")
     for heading in ("image", "patches", f"VECA, {few} cores", f"VECA, {many} cores", "DINOv3", "DINOv3 / VECA"):
         table.add_column(heading, justify="right")

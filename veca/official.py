@@ -47,6 +47,8 @@ def tensors_of_official(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         chunks = [tensors.get(f"{theirs}.{index}") for index in range(count)]
         if not chunks or any(chunk is None or chunk.ndim != 3 for chunk in chunks):
             raise InputError(f"the checkpoint's {theirs} are incomplete: {count} found, not numbered 0 to {count - 1}")
+        if len({tuple(chunk.shape[2:]) for chunk in chunks if chunk is not None}) > 1:
+            raise InputError(f"the checkpoint's {theirs} have different widths: they are not of one model")
         ours[name] = torch.cat([chunk[0] for chunk in chunks if chunk is not None])
     return ours
 
@@ -61,6 +63,15 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
     ]
     if unsupported:
         raise InputError(f"the checkpoint was trained with {', '.join(unsupported)}, which this network does not have")
+    for name, tensor in tensors.items():
+        if (name == "patch_embed.proj.weight" and tensor.ndim != 4) or (
+            name.startswith("query_token_chunks.") and tensor.ndim != 3
+        ):
+            raise InputError(f"tensor {name} of the checkpoint has {tensor.ndim} axes: it is not one of a VECA model")
+    numbers = ("mlp_ratio", "num_heads", "rope_p_zero_freqs")
+    odd = next((name for name in numbers if type(given.get(name, 0)) not in (int, float)), None)
+    if odd:
+        raise InputError(f"the checkpoint's config says {odd} = {given[odd]!r}, which is not a number")
     width, _, patch_size, _ = tensors["patch_embed.proj.weight"].shape
     blocks = [int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))]
     first = tensors.get("blocks.0.fc2.weight")
@@ -68,6 +79,7 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
         raise InputError("the checkpoint lacks tensor blocks.0.fc2.weight: it is not a whole VECA model")
     hidden = first.shape[1]
     ratio = float(given.get("mlp_ratio", MLP_RATIO))
+    project = tensors_of_official(tensors).get("project.weight")
     bank = sum(tensor.shape[1] for name, tensor in tensors.items() if name.startswith("query_token_chunks."))
     config = VecaConfig(
         depth=max(blocks) + 1,
@@ -76,7 +88,7 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
         mlp_ratio=ratio if int(width * ratio) == hidden else hidden / width,
         patch_size=patch_size,
         bank=bank,
-        out_width=given.get("distill_output_dim"),
+        out_width=given.get("distill_output_dim") or (None if project is None else project.shape[0]),
         rope_zero_fraction=float(given.get("rope_p_zero_freqs", 0.125)),
     )
     for name, value in (("hidden_dim", width), ("num_layers", config.depth), ("num_query_tokens", bank)):

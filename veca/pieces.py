@@ -279,7 +279,9 @@ def can_run(model: Veca, x: Tensor) -> bool:
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype != torch.float32:
         return False
-    if torch.is_autocast_enabled("cpu") or model.norm.weight.dtype != torch.float32:
+    if torch.is_autocast_enabled("cpu") or not x.numel():
+        return False
+    if next(model.blocks[0].parameters()).dtype != torch.float32:
         return False
     return all(_as_built(block) for block in model.blocks)
 

@@ -20,6 +20,7 @@ from veca.images import MAX_PIXELS, open_image, to_tensor
 
 StripSource = Union[str, "os.PathLike[str]", Image.Image, "np.ndarray[Any, Any]", Tensor]
 TIFF = (".tif", ".tiff", ".btf", ".svs")
+JPEG = (6, 7, 33007, 34892)  # TIFF's compressions that are JPEG
 COLOURS = {1: "MINISBLACK", 2: "RGB", 6: "YCBCR"}  # TIFF's photometric interpretations that are plain values
 
 
@@ -146,6 +147,10 @@ class TiffStrips:
             return "it is stored turned (its Orientation tag); rewrite it upright first"
         if page.photometric not in COLOURS:
             return f"colours are stored as {page.photometric!s}, not {', '.join(COLOURS.values())}; convert it to RGB"
+        if page.photometric == 6 and page.compression not in JPEG:  # decoding JPEG gives RGB, decoding others does not
+            return "colours are stored as YCBCR without JPEG; convert it to RGB"
+        if page.bitspersample not in (1, 8, 16, 32, 64):
+            return f"it has {page.bitspersample} bits a value, whose range is not that of 8 or 16; convert it"
         if page.planarconfig == 2 and page.samplesperpixel > 1:
             return "its colours are stored in separate planes; rewrite it with them together"
         if page.samplesperpixel not in (1, 3, 4) or page.imagedepth != 1:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from veca.errors import InputError, require
@@ -107,7 +108,7 @@ def load_teacher(source: str | Path, device: str | torch.device = "cpu", dtype: 
         with _quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(name)
             model = transformers.AutoModel.from_pretrained(name, config=vision_part(config), dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:  # a download that broke off, too
         raise InputError(_how_to_get(name, error)) from error
     return Teacher(model.to(device), name)
 

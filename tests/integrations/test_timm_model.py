@@ -81,6 +81,10 @@ def test_feature_info_and_pruning(model: TimmVeca, images: torch.Tensor) -> None
     assert model.prune_intermediate_layers([0, 1], prune_norm=True) == [0, 1]
     assert len(model.blocks) == 2
     torch.testing.assert_close(model.forward_intermediates(images, [0, 1], intermediates_only=True), before)
+    with torch.inference_mode():  # the fast pass
+        torch.testing.assert_close(
+            model.forward_intermediates(images, [0, 1], intermediates_only=True), before, atol=1e-4, rtol=1e-4
+        )
 
 
 def test_every_parameter_is_in_a_group(model: TimmVeca) -> None:

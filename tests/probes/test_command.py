@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from veca.cli import main
+from veca.errors import InputError
 from veca.probes.heads import Head
 from veca.probes.paper import paper_rows
 from veca.probes.tables import Row, Table
@@ -176,7 +177,9 @@ def test_depth_and_its_prediction(probe: Probe, pixels: Path, tmp_path: Path, he
 
 
 def test_mistakes_are_one_line(probe: Probe, classes: Path, pixels: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
     cases = [
+        (("classify", "--data", classes, "--model", TINY, "--out", tmp_path / "file"), "is a file, not a folder"),
         (("nothing",), "no probe is called 'nothing'"),
         (("classify", "--data", classes), "give at least one --model"),
         (("classify", "--data", classes, "--model", TINY, "--cores", "80"), "has budgets from 1 to 64"),
@@ -211,10 +214,16 @@ def test_help_has_an_example(probe: Probe, task: str) -> None:
 
 def test_heads_round_trip(tmp_path: Path) -> None:
     head = Head("depth", torch.randn(5, 8), torch.randn(5), {"kind": "bins", "trim": None, "size": 64})
+    head.about |= {"model": "veca-s14", "weights": "abc", "cores": None}
     head.save(tmp_path / "head")
     again = Head.load(tmp_path / "head")
     assert (again.task, again.about) == (head.task, head.about)
     torch.testing.assert_close((again.weight, again.bias), (head.weight, head.bias), atol=0, rtol=0)
+    whole = json.loads((tmp_path / "head/head.json").read_text())
+    for damaged in ([], "x", {**whole, "format": 99}, {name: value for name, value in whole.items() if name != "size"}):
+        (tmp_path / "head/head.json").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match=r"head\.json: not a"):
+            Head.load(tmp_path / "head")
 
 
 def table(better: str, means: list[float]) -> Table:

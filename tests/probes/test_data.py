@@ -11,7 +11,7 @@ from PIL import Image
 
 from veca.errors import InputError
 from veca.probes.data import Example, read_classes, read_examples
-from veca.probes.pairs import IGNORE, DepthReader, MaskReader, Pair, check_pairs, find_pairs
+from veca.probes.pairs import IGNORE, DepthReader, MaskReader, Pair, check_pairs, find_pairs, read_values
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset
 
 NOWHERE = Layout("", "")
@@ -274,6 +274,20 @@ def test_depth_outside_the_range_is_unknown(tmp_path: Path) -> None:
     assert DepthReader(DepthPreset(NOWHERE, 1e-3, 0.6, 10.0))(path).tolist() == [[0, 0, 4, 0]]
     with pytest.raises(InputError, match="depth needs 16 bits"):
         DepthReader(DEPTH["nyu"])(mask(tmp_path / "b.png", [[1, 2]]))
+
+
+def test_labels_are_opened_as_carefully_as_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No format that starts another program, no limit below that of the photos, one line for what is damaged."""
+    (tmp_path / "mask.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with pytest.raises(InputError, match="not an image this can read"):
+        read_values(tmp_path / "mask.png")
+    path = mask(tmp_path / "whole.png", flat(3))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    assert (read_values(path) == 3).all()
+    path = mask(tmp_path / "whole.png", np.random.default_rng(0).integers(0, 20, (64, 64)))
+    path.write_bytes(path.read_bytes()[:800])
+    with pytest.raises(InputError, match=r"whole\.png: damaged"):
+        read_values(path)
 
 
 def test_an_image_smaller_than_the_trim_is_named(tmp_path: Path) -> None:

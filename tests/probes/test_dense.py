@@ -144,6 +144,19 @@ def test_upsampling_is_bilinear_interpolation(size: tuple[int, int]) -> None:
     torch.testing.assert_close(dense.upsample(maps, size), expected)
 
 
+def test_sizes_first_met_while_scoring_can_be_trained_on() -> None:
+    dense.axis_weights.cache_clear()
+    maps = torch.randn(CLASSES, GRID, 6)
+    with torch.inference_mode():
+        scored = dense.upsample(maps, (11, 13))
+    trained = maps.clone().requires_grad_()
+    dense.upsample(trained, (11, 13)).sum().backward()
+    assert trained.grad is not None
+    torch.testing.assert_close(trained.grad.sum(), torch.tensor(float(CLASSES * 11 * 13)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # as in fine-tuning: the loss sees all digits
+        torch.testing.assert_close(dense.upsample(maps, (11, 13)), scored.clone(), atol=0, rtol=0)
+
+
 def test_overlapping_windows_are_averaged() -> None:
     first, second = torch.full((1, 2, 2), 1.0), torch.full((1, 2, 2), 3.0)
     whole = dense.stitch([((0, 0, 4, 4), first), ((2, 0, 6, 4), second)], (4, 6))

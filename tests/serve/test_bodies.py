@@ -32,6 +32,12 @@ def test_a_form_gives_back_what_went_in(parts: dict[str, bytes]) -> None:
             images_of(body, FORM, NAMES)
 
 
+def test_a_boundary_that_is_too_long_is_a_damaged_form() -> None:
+    with pytest.raises(Problem, match="the form is damaged") as caught:
+        images_of(b"", f"multipart/form-data; boundary={300 * 'x'}", NAMES)
+    assert caught.value.status == 400
+
+
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: field("image", data)), HEADERS)
 def test_any_bytes_give_images_or_a_reason(body: bytes, kind: str) -> None:
     for content_type in (FORM, kind, f"multipart/form-data; {kind}", f"multipart/form-data; boundary={kind}"):

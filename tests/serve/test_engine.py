@@ -120,6 +120,24 @@ def test_a_cancelled_ticket_costs_no_work(model: Watched) -> None:
     assert model.seen == [(1, 16, (4, 4))]
 
 
+def test_tickets_cancelled_at_any_moment_leave_the_engine_alive(
+    model: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, gone = engine_of(model), ticket(0)
+    update = engine._update
+
+    def leave_meanwhile() -> Rung:  # between the look at the queue and the choice of a batch
+        gone.future.cancel()
+        return update()
+
+    monkeypatch.setattr(engine, "_update", leave_meanwhile)
+    engine.waiting.append(gone)
+    engine.thread.start()
+    assert engine.submit(ticket(1)).result(timeout=30).batch == 1
+    assert engine.alive
+    engine.stop()
+
+
 def test_a_batch_that_fails_is_tried_one_by_one(model: Watched) -> None:
     engine = engine_of(model)
     model.most = 1

@@ -19,7 +19,7 @@ from veca.analysis.photos import Photo, open_photo
 from veca.backbones import Backbone, load_backbone
 from veca.devices import pick_device
 from veca.errors import InputError
-from veca.files import write_json, write_text
+from veca.files import refuse_file, write_json, write_text
 
 Figure = Literal["features", "similarity", "cores", "layers", "positions", "budgets"]
 
@@ -100,8 +100,7 @@ def check(settings: Settings) -> None:
         raise InputError(f"--limit must be at least 1, not {settings.limit}")
     if not settings.sizes or not settings.budgets:
         raise InputError("--sizes and --budgets need at least one number")
-    if settings.out.exists() and not settings.out.is_dir():
-        raise InputError(f"--out {settings.out} is a file, not a folder")
+    refuse_file(settings.out)
     points(settings.at)
     pick_device(settings.device)
 

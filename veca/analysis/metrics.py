@@ -22,7 +22,7 @@ from veca.analysis.core_figures import usable_budgets
 from veca.analysis.photos import Photo, features, open_photo, photo_tensor
 from veca.backbones import Backbone
 from veca.errors import InputError
-from veca.images import SUFFIXES
+from veca.images import SUFFIXES, stored_values
 from veca.model import Veca
 
 KINDS = ("reads", "read_by")
@@ -60,10 +60,10 @@ def open_example(path: Path, mask: Path | None) -> Example:
     photo = open_photo(path)
     if mask is None:
         return Example(photo, None)
-    with Image.open(mask) as image:
-        if image.mode not in ("P", "L"):
-            raise InputError(f"{mask} is not a mask: it must hold class numbers (a palette or grey PNG)")
-        return Example(photo, Image.fromarray(np.asarray(image)))
+    values = stored_values(mask)
+    if values.dtype != np.uint8 or values.ndim != 2:
+        raise InputError(f"{mask} is not a mask: it must hold class numbers (a palette or grey PNG)")
+    return Example(photo, Image.fromarray(values))
 
 
 def measure_models(

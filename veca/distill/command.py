@@ -8,6 +8,7 @@ from pathlib import Path
 import tyro
 
 from veca.errors import InputError
+from veca.files import refuse_file
 from veca.recipes import RECIPES
 
 
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> int:
     settings = tyro.cli(
         recipe, args=rest, prog=f"veca distill {name}", description=textwrap.dedent(recipe.__doc__ or "")
     )
+    refuse_file(settings.out)
     from veca.distill.engine import train
 
     train(settings)

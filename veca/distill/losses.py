@@ -93,7 +93,7 @@ class Moments:
         self.squares: Tensor = torch.zeros(())
 
     def add(self, features: Tensor) -> None:
-        rows = features.double().cpu().flatten(self.keep, -2)
+        rows = features.cpu().double().flatten(self.keep, -2)
         self.count += rows.shape[-2]
         self.total = self.total + rows.sum(-2)
         self.squares = self.squares + rows.square().sum(-2)

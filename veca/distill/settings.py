@@ -169,8 +169,8 @@ class Settings:
             check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")
         for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
-        for name in ("lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers", "views", "warmup_steps",
-                     "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
+        for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers",
+                     "views", "warmup_steps", "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
         check(self.forcing + self.fading < 1, free)

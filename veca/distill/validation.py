@@ -71,9 +71,9 @@ class Validation:
                     loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
                     raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
                     values = [*loss[:4], raw.global_cosine, raw.dense_cosine]
-                    totals[row] += torch.stack(values).double().cpu() * len(pixels)
+                    totals[row] += torch.stack(values).cpu().double() * len(pixels)
                 seen = target.patches if standards is None else standards.patches(target.patches)
-                direction += functional.normalize(seen, dim=-1).double().sum((0, 1)).cpu()
+                direction += functional.normalize(seen, dim=-1).cpu().double().sum((0, 1))
                 images += len(pixels)
                 patches += seen.shape[0] * seen.shape[1]
             counts = self.ranks.sum(torch.tensor([images, patches], dtype=torch.float64)).cpu()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from veca.errors import InputError
+from veca.files import refuse_file
 from veca.probes.settings import Flag, Numbers
 
 # What may differ between the command that started a run and the one that continues it.
@@ -68,7 +69,8 @@ class Common:
         for name in ("epochs", "batch", "lr", "head_lr", "layer_decay", "workers", "size"):
             if getattr(self, name) <= 0:
                 raise InputError(f"--{name.replace('_', '-')} must be more than 0, not {getattr(self, name)}")
-        for name in ("weight_decay", "clip", "score_every", "stop_at", "checkpoint_minutes"):
+        refuse_file(self.out)
+        for name in ("seed", "weight_decay", "clip", "score_every", "stop_at", "checkpoint_minutes"):
             if getattr(self, name) < 0:
                 raise InputError(f"--{name.replace('_', '-')} must not be negative, not {getattr(self, name)}")
         if self.layer_decay > 1:

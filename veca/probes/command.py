@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from veca.errors import InputError, require
-from veca.files import read_text
+from veca.files import read_text, refuse_file
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
 from veca.probes.settings import Classify, Common, DepthProbe, Fidelity, Knn, Predict, Score, Segment
 
@@ -128,6 +128,7 @@ def predict(settings: Predict) -> None:
     from veca.probes.run import load_for
 
     predict.check_images(settings.images)
+    refuse_file(settings.out)
     head = Head.load(settings.head)
     predict.predict(head, load_for(head, settings.model, pick_device(settings.device)), settings.images, settings.out)
 
@@ -209,6 +210,7 @@ def _prepare(table: Any, settings: Any, dataset: str) -> None:
 
 
 def _keep(out: Path) -> Callable[[Any], None]:
+    refuse_file(out)
     return lambda table: table.write(out)
 
 

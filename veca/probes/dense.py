@@ -205,10 +205,13 @@ def stitch(parts: Sequence[tuple[tuple[int, int, int, int], Tensor]], size: tupl
 def upsample(part: Tensor, size: tuple[int, int]) -> Tensor:
     """K×h×w → K×H×W: `interpolate(mode="bilinear")` as two matrix products, twice as fast with its gradient."""
     rows, columns = (axis_weights(n, out).to(part) for n, out in zip(part.shape[1:], size, strict=True))
-    return rows @ (part @ columns.T)
+    with torch.autocast(part.device.type, enabled=False):  # logits and metres keep their digits
+        return rows @ (part @ columns.T)
 
 
 @lru_cache(maxsize=4096)
 def axis_weights(n: int, out: int) -> Tensor:  # out×n
     """What each of `out` places takes of `n` values along one axis."""
-    return nn.functional.interpolate(torch.eye(n)[None], size=out, mode="linear", align_corners=False)[0].T.contiguous()
+    with torch.inference_mode(False):  # made while scoring, it must serve training too
+        eye = torch.eye(n)[None]
+        return nn.functional.interpolate(eye, size=out, mode="linear", align_corners=False)[0].T.contiguous()

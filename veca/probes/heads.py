@@ -57,8 +57,10 @@ class Head:
             raise InputError(f"{folder}: not a head, it lacks {lacks}") from None
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{folder}: not a readable head ({error})") from None
-        if about.pop("format", None) != FORMAT or about.get("task") not in TASKS:
+        if not isinstance(about, dict) or about.pop("format", None) != FORMAT or about.get("task") not in TASKS:
             raise InputError(f"{folder / 'head.json'}: not a head of this version")
+        if lacking := [name for name in ("model", "weights", "cores", "size") if name not in about]:
+            raise InputError(f"{folder / 'head.json'}: not a whole head, it lacks {', '.join(lacking)}")
         if set(tensors) != {"weight", "bias"} or tensors["weight"].shape[:1] != tensors["bias"].shape:
             raise InputError(f"{folder / 'head.safetensors'}: must hold weight (K×F) and bias (K)")
         return cls(about.pop("task"), tensors["weight"], tensors["bias"], about)

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from veca.errors import InputError
-from veca.images import image_size, open_image
+from veca.images import image_size, open_image, stored_values
 from veca.probes.data import images_in, split_names
 from veca.probes.presets import DepthPreset, Layout, SegmentPreset
 from veca.probes.progress import progress
@@ -125,11 +125,7 @@ def check_pairs(pairs: Sequence[Pair], read: Callable[[Path], Array], what: str)
 
 def read_values(path: Path) -> Array:  # H×W
     """The stored numbers of a single-channel label, palette and colours not applied."""
-    try:
-        with Image.open(path) as image:
-            values = np.asarray(image)
-    except (OSError, SyntaxError) as error:
-        raise InputError(f"{path}: not a readable label ({error})") from None
+    values = stored_values(path)
     if values.ndim != 2:
         raise InputError(f"{path}: a label has one channel (index or palette PNG), this has {values.shape[-1]}")
     return values

@@ -33,4 +33,5 @@ class Stage2(Settings):
     late_resolutions: tuple[int, ...] = (256, 384, 512, 768)
     late_resolution_weights: tuple[float, ...] = (0.15, 0.25, 0.30, 0.30)
     val_every: int = 2_500
+    val_budgets: tuple[int, ...] = (8, 16, 24, 32, 40, 48, 56, 64)
     workers: int = 8

@@ -88,18 +88,18 @@ def parse_form(body: bytes | bytearray, boundary: bytes) -> dict[str, bytes]:
         nonlocal ended
         ended = True
 
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": begin,
-            "on_part_data": lambda data, start, stop: parts[-1][1].extend(memoryview(data)[start:stop]),
-            "on_header_field": lambda data, start, stop: field.extend(data[start:stop]),
-            "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
-            "on_header_end": header_end,
-            "on_end": end,
-        },
-    )
     try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": begin,
+                "on_part_data": lambda data, start, stop: parts[-1][1].extend(memoryview(data)[start:stop]),
+                "on_header_field": lambda data, start, stop: field.extend(data[start:stop]),
+                "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
+                "on_header_end": header_end,
+                "on_end": end,
+            },
+        )
         parser.write(bytes(body))
         parser.finalize()
     except FormParserError:

@@ -150,6 +150,8 @@ class Engine:
                     self.changed.wait()
                     continue
                 chosen, cores, full = self._group()
+                if not chosen:  # all were cancelled meanwhile
+                    continue
                 rest = chosen[0].arrived + self.delay - time.monotonic()
                 if not full and rest > 0 and not self.stopping:
                     self.changed.wait(rest)
@@ -174,6 +176,8 @@ class Engine:
                 first = next(iter(groups.values()))[0]
                 if group[0] is first or time.monotonic() < first.arrived + self.delay:
                     return group, key[1], True
+        if not groups:  # cancelling needs no lock: the last ticket may go at any moment
+            return [], elastic, False
         (_, cores), group = next(iter(groups.items()))
         return group[: self._limit(group[0])], cores, len(group) >= self._limit(group[0])
 
