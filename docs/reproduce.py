@@ -179,7 +179,7 @@ def perform(step: Step, run: Run) -> bool:
     if status or absent:
         print(f"{step.name} failed: " + (f"status {status}" if status else f"no {absent[0]}"), flush=True)
         return False
-    for source, target in step.pictures:
+    for source, target, _ in step.pictures:
         (run.docs / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run.out(step) / source, run.docs / target)
     if step.table is not None:
@@ -202,11 +202,12 @@ def rewrite(step: Step, run: Run) -> None:
     """The step's section of its page: the command, the table, the pictures."""
     assert step.table is not None
     about = machine()
+    threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     parts = [
         f"```sh\n{shlex.join(run.command(step))}\n```",
-        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}.",
+        f"{about['cpu']}, {threads}, torch {about['torch']}, {about['date']}.",
         step.table(run.out(step)),
-        *(f"![{step.name}]({target})" for _, target in step.pictures),
+        *(f"![{shown}]({target})" for _, target, shown in step.pictures),
     ]
     text, page = "\n\n".join(parts), run.docs / step.page
     write_text(run.out(step) / "section.md", text + "\n")

@@ -23,7 +23,7 @@ class Step:
     quick: str = ""  # arguments that make it short; the last of two equal flags holds
     page: str = ""  # the page whose section of the step's name is rewritten from {out}, where the command does not
     table: Callable[[Path], str] | None = None  # {out} → that section
-    pictures: tuple[tuple[str, str], ...] = ()  # from {out} into {docs}
+    pictures: tuple[tuple[str, str, str], ...] = ()  # from {out}, into {docs}, what it shows
 
 
 def probe_table(out: Path, shares: bool = True) -> str:
@@ -207,7 +207,7 @@ STEPS = (
         "--size 112 --cores 8,64 --images 4",
         "results.md",
         probe_table,
-        (("fidelity.png", "images/results-fidelity.png"),),
+        (("fidelity.png", "images/results-fidelity.png", "Cosine to the teacher over budget"),),
     ),
     Step(
         "probe-pets",
@@ -217,7 +217,7 @@ STEPS = (
         f"{SHORT} --epochs 5",
         "results.md",
         probe_table,
-        (("budget.png", "images/results-pets.png"),),
+        (("budget.png", "images/results-pets.png", "Score over budget"),),
     ),
     Step(
         "untrained-pets",
@@ -254,7 +254,7 @@ STEPS = (
         f"{SHORT} --steps 5",
         "results.md",
         probe_table,
-        (("budget.png", "images/results-voc.png"),),
+        (("budget.png", "images/results-voc.png", "Score over budget"),),
     ),
     Step(
         "untrained-voc",
@@ -282,7 +282,7 @@ STEPS = (
         f"{SHORT} --steps 5",
         "results.md",
         probe_table,
-        (("budget.png", "images/results-nyu.png"),),
+        (("budget.png", "images/results-nyu.png", "Score over budget"),),
     ),
     Step(
         "untrained-nyu",
@@ -367,7 +367,7 @@ STEPS = (
         0.5,
         ("features.png",),
         "--size 112",
-        pictures=(("features.png", "images/demo.png"),),
+        pictures=(("features.png", "images/demo.png", "What the model sees"),),
     ),
     Step(
         "pictures",
