@@ -304,13 +304,13 @@ STEPS = (
     ),
     Step(
         "regression-nyu",
-        "veca probe depth --data {shared}/data/nyu-depth --preset nyu --model {teacher} --model {model} --cores 64 "
-        "--head regression --size 336 --out {out}",
-        15,
+        "veca probe depth --data {shared}/data/nyu-depth --preset nyu --model {teacher} --head regression "
+        "--size 336 --out {out}",
+        6,
         ("results.json",),
         f"{SHORT} --steps 5",
         "results.md",
-        probe_table,
+        plain_table,
     ),
     Step(
         "frozen-pets",
