@@ -23,6 +23,8 @@ from veca.teachers import Teacher, load_teacher
 from veca.weights import bundled_models, load
 
 RANDOM = "random:"
+# What transformers notes in a config besides the model: where it was, who wrote it, which precision the file has.
+INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 
 Model = Veca | Teacher
@@ -130,7 +132,7 @@ def weights_digest(model: nn.Module) -> str:
     """SHA-256 over the names, shapes and values of all weights, and over the configuration that gives them meaning."""
     config = getattr(model, "config", None)
     settings = config.to_dict() if config is not None else {}
-    settings = {name: value for name, value in settings.items() if name != "_name_or_path"}
+    settings = {name: value for name, value in settings.items() if name not in INCIDENTAL}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

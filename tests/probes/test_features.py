@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import Dinov2Config, Dinov2Model
 
 from veca.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.errors import InputError
@@ -76,6 +77,17 @@ def test_another_budget_file_or_weight_is_another_key(backbone: Backbone, views:
     with torch.no_grad():
         model.blocks[3].fc1.bias[7] += 1e-6
     assert weights_digest(model) != before
+
+
+def test_a_newer_transformers_is_not_another_teacher() -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    teacher = Dinov2Model(Dinov2Config(**shape))
+    before = weights_digest(teacher)
+    teacher.config.transformers_version = "99.0"
+    assert weights_digest(teacher) == before
+    teacher.config.layer_norm_eps = 1e-3  # the same tensors, another network
+    assert weights_digest(teacher) != before
 
 
 def test_random_weights_are_always_the_same_ones(backbone: Backbone) -> None:
