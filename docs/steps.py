@@ -344,7 +344,7 @@ STEPS = (
     Step(
         "finetune-voc",
         "veca finetune segment --data {shared}/data/voc-seg --preset voc2012 --model {model} --size 168 --epochs 2 "
-        "--lr 1e-4 --head-lr 2e-4 --layer-decay 0.8 --start-head {results}/frozen-voc/heads/{name}-168px-64cores "
+        "--lr 2e-5 --head-lr 2e-4 --layer-decay 0.8 --start-head {results}/frozen-voc/heads/{name}-168px-64cores "
         "--out {out}",
         6,
         ("results.json",),
