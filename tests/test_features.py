@@ -231,7 +231,7 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (["{photos}", "--batch", "0"], "--batch must be at least 1"),
         (["{photos}", "--workers", "-1"], "--workers must be at least 0"),
         (["{photos}", "--device", "nowhere"], "--device nowhere cannot be used here"),
-        (["{photos}", "--out", "{photos}/a.jpg"], "is a file; --out must be a folder"),
+        (["{photos}", "--out", "{photos}/a.jpg"], "is a file, not a folder"),
         (["{photos}", "--out", "{photos}/a.jpg/b"], "cannot write"),
     ],
 )
