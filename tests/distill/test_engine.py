@@ -111,6 +111,7 @@ def test_geometry_that_does_not_fit_is_refused(root: Path, dinov3: Path, tmp_pat
         ({"student": "veca_tiny", "hints": 1.0, "resolutions": (32,)}, "hints and forcing need a student as deep"),
         ({"student": "veca_tiny", "resolutions": (32,), "val_budgets": (8, 99)}, "between 1 and 64, not 99"),
         ({"student": "veca_huge"}, "no model is called 'veca_huge'"),
+        ({"seed": -1}, "--seed must not be negative"),
     ):
         with pytest.raises(InputError, match=message):
             train(paper_settings(root, dinov3, tmp_path / "run", "stage1", **changes))
