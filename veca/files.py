@@ -17,11 +17,8 @@ from safetensors import SafetensorError
 
 from veca.errors import InputError
 
-WRITERS = (
-    "I/O error",
-    "inline_container",
-    "PytorchStreamWriter",
-)  # how safetensors and PyTorch say so
+# How safetensors and PyTorch say that a write failed.
+WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
 
 
 @contextmanager
