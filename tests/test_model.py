@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import veca
-from veca.attention import attend
+from veca.block import attend
 from veca.config import MODELS, VecaConfig
 from veca.model import Veca
-from veca.rope import _remembered_rotation, jitter
+from veca.rope import jitter
 
 TINY = {"depth": 3, "width": 48, "heads": 2, "bank": 16}
 VARIANTS = {
@@ -265,22 +265,6 @@ def test_half_precision_stays_close_and_positions_stay_float32(dtype: torch.dtyp
         assert cosine.min() > 0.999
 
 
-def test_rotations_are_computed_once_per_grid_and_the_memory_is_bounded() -> None:
-    model = small()
-    _remembered_rotation.cache_clear()
-    with torch.inference_mode():
-        for _ in range(3):
-            model(torch.zeros(1, 3, 32, 48))
-    assert _remembered_rotation.cache_info().misses == 1
-    with torch.inference_mode():
-        for side in range(1, 20):
-            model(torch.zeros(1, 3, 16, 16 * side))
-    assert _remembered_rotation.cache_info().currsize <= 8
-    # A rotation remembered from inference must not break training with autograd afterwards.
-    model(torch.zeros(1, 3, 16, 16 * 19)).cls.sum().backward()
-    assert model.bank.tokens.grad is not None
-
-
 def test_training_draws_positions_anew_and_inference_does_not() -> None:
     model, images = small(), torch.randn(1, 3, 64, 64)
     assert torch.equal(model(images).patches, model(images).patches)
@@ -289,12 +273,11 @@ def test_training_draws_positions_anew_and_inference_does_not() -> None:
 
 
 def test_jitter_has_the_stated_ranges() -> None:
-    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     scales, shifts = [], []
     for _ in range(400):
-        origin, right, up = jitter(points)
-        scale = (right - origin)[0]
-        torch.testing.assert_close((up - origin)[1], scale)  # one factor for both axes
+        across, down = jitter(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+        origin, scale = torch.stack((across[0], down[0])), across[1] - across[0]
+        torch.testing.assert_close(down[1] - down[0], scale)  # one factor for both axes
         scales.append(scale)
         shifts.append(origin / scale)
     scale, shift = torch.stack(scales), torch.stack(shifts)
@@ -432,7 +415,7 @@ def test_attention_maps_explain_the_block(attention: str) -> None:
     assert maps.patches.shape == (2, 2, 6, 4 if attention == "core" else 4 + 6)
     torch.testing.assert_close(maps.cores.sum(-1), torch.ones(2, 2, 4))
     block = model.blocks[0]
-    tokens, _ = model.bank.start(4, 2)
+    tokens = model.bank(4, 2)[0]
     x = torch.cat((tokens, model.embed(images)[0]), 1)
     v = block.attn.v_proj(block.norm_attn(x)).unflatten(-1, (2, -1)).transpose(1, 2)
     readable = v if attention == "dense" else v[:, :, :4]

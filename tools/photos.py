@@ -4,10 +4,12 @@
 
 | shards | from | what |
 | --- | --- | --- |
-| `coco-*.tar` | hai4h/cnn-edge-detection, `train2017` | COCO train2017, squashed to 256² there; an aspect ratio between 3:4 and 4:3 is drawn per photograph (its true one is not known) and the longer side enlarged to it |
-| `large-*.tar` | minto5z/coco_yolo, jbhuang0604/SelfExSR (Urban100, HR), xieyifang0508/fasterrcnn (`test-A-image`) | real pixels, short side at most 1008 |
+| `coco-*.tar` | hai4h/cnn-edge-detection, `train2017` | COCO train2017, squashed to 256² there |
+| `large-*.tar` | minto5z/coco_yolo; jbhuang0604/SelfExSR, Urban100; xieyifang0508/fasterrcnn, `test-A-image` | real pixels |
 
-What judges is left out: `VOC2007` of the last, and everything under ../shared/data. The shards stay outside the checkout.
+The true aspect ratios of the squashed ones are not known: one between 3:4 and 4:3 is drawn for each, and its longer side
+enlarged. Of the large ones the short side is at most 1008. What judges is left out: `VOC2007` of the last repository,
+and everything under ../shared/data. The shards stay outside the checkout.
 """
 
 from __future__ import annotations

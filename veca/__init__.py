@@ -2,7 +2,7 @@
 
 import veca
 model = veca.load("veca-s14")
-out = model(veca.preprocess("photo.jpg", size=512, patch_size=model.patch_size), cores=16)
+out = model(model.preprocess("photo.jpg"), cores=16)
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from veca.errors import InputError
     from veca.images import preprocess
     from veca.model import Veca, VecaOutput, create_model
+    from veca.scan import Look, Scan, open_scan
     from veca.weights import bundled_models, load
 
 # Where each public name lives. They are imported at first use: `veca --help` need not wait seconds for PyTorch.
 _PUBLIC = {
     "InputError": "veca.errors",
+    "Look": "veca.scan",
+    "Scan": "veca.scan",
     "Veca": "veca.model",
     "VecaConfig": "veca.config",
     "VecaOutput": "veca.model",
@@ -29,11 +32,14 @@ _PUBLIC = {
     "create_model": "veca.model",
     "list_models": "veca.config",
     "load": "veca.weights",
+    "open_scan": "veca.scan",
     "preprocess": "veca.images",
 }
 
 __all__ = [
     "InputError",
+    "Look",
+    "Scan",
     "Veca",
     "VecaConfig",
     "VecaOutput",
@@ -42,6 +48,7 @@ __all__ = [
     "create_model",
     "list_models",
     "load",
+    "open_scan",
     "preprocess",
 ]
 

@@ -23,20 +23,20 @@ class CoreBank(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(depth - 1))
         self.alpha = nn.Parameter(torch.full((depth - 1,), 0.01))
 
-    def start(self, cores: int, batch: int) -> tuple[Tensor, Tensor]:
-        """The first `cores` tokens (B×C×D) and their states (B×C×2, float32)."""
+    def forward(self, cores: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The first `cores` tokens (B×C×D), their states (B×C×2, float32) and how far each layer moves them (L−1)."""
         tokens = self.tokens[:cores].expand(batch, -1, -1)
-        return tokens, self.states[:cores].float().expand(batch, -1, -1)
+        return tokens, self.states[:cores].float().expand(batch, -1, -1), self.alpha.float()
 
-    def move(self, state: Tensor, tokens: Tensor, layer: int) -> Tensor:
+    def move(self, state: Tensor, pace: Tensor, tokens: Tensor, layer: int) -> Tensor:
         """The states (B×C×2) before block `layer` ≥ 1, from the core tokens (B×C×D) that reach it."""
-        head = self.heads[layer - 1]
-        assert isinstance(head, nn.Linear)
+        head = self.heads[layer - 1]  # called, not read: it may be an adapter, quantised, or on disk
+        weight = getattr(head, "weight", None)
         device = "cpu" if state.is_meta else state.device.type  # autocast does not know the meta device
         casts = torch.is_autocast_enabled(device)  # entering the context takes as long as the rest of this function
-        with torch.autocast(device, enabled=False) if casts else nullcontext():  # positions stay float32
-            shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
-        return state + self.alpha[layer - 1].float() * shift
+        with torch.autocast(device, enabled=False) if casts else nullcontext():
+            shift: Tensor = head(tokens.to(weight.dtype if isinstance(weight, Tensor) else torch.float32))
+        return state + pace[layer - 1] * shift.float()  # positions stay float32
 
 
 def spread_points(count: int, candidates: int = 1000, limit: float = 0.95) -> Tensor:

@@ -1,13 +1,13 @@
 """`veca export`: one ONNX file per budget, for onnxruntime without PyTorch; float32 or 8 bits.
 
-The file's network is `ExportedNetwork`: the same computation, written in the operators that onnxruntime runs fastest
-(its rotary embedding, separate products for gate and value). Before the file takes its place it is run on real
-photographs, at several sizes and in a batch, and compared with PyTorch.
+The file's network is the model's own, with the rotation in the operator that onnxruntime runs fastest. Before the file
+takes its place it is run on real photographs, at several sizes and in a batch, and compared with PyTorch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import json
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,12 @@ import tyro
 from torch import Tensor, nn
 
 from veca._version import __version__
+from veca.block import Attention, Block
 from veca.errors import InputError, require
 from veca.files import whole_file
 from veca.images import MEAN, STD, open_image, preprocess
-from veca.model import Block, Veca
-from veca.rope import Rotation, patch_coords
+from veca.model import Veca
+from veca.rope import Rotation
 from veca.weights import load
 
 OPSET = 23  # the first with RotaryEmbedding; onnxruntime 1.23 and newer read it
@@ -103,7 +104,7 @@ def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path]) -
     """Write `out` whole, or not at all when it does not agree with PyTorch."""
     if model.config.attention == "dense":
         raise InputError("the dense control arm is for training experiments and is not exported")
-    model = model.float().cpu().eval()
+    model = copy.deepcopy(model).float().cpu().eval()  # the caller's own stays as it is
     if not 1 <= cores <= model.config.bank:
         raise InputError(f"--cores must lie between 1 and {model.config.bank} (this model's bank), not {cores}")
     with whole_file(out) as temporary:
@@ -218,75 +219,43 @@ def _quietly() -> Iterator[None]:
 
 
 class ExportedNetwork(nn.Module):
-    """The forward pass at one budget, in the operators that onnxruntime runs fastest."""
+    """The forward pass at one budget, on a copy of the model whose attention turns by onnxruntime's own operator."""
 
     def __init__(self, model: Veca, cores: int) -> None:
         super().__init__()
-        self.model, self.cores = model, cores
-        self.blocks = nn.ModuleList(ExportedBlock(cast(Block, block), cores) for block in model.blocks)
+        self.model, self.cores = copy.deepcopy(model), cores
+        for block in self.model.blocks:
+            assert isinstance(block, Block)
+            block.attn = ExportedAttention(block.attn)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        model = self.model
-        patches, grid = model.embed(images)
-        tokens, state = model.bank.start(self.cores, images.shape[0])
-        x = torch.cat((tokens, patches), dim=1)
-        by_patch = model.rotation(patch_coords(*grid)[None])  # 1×1×N×d/2
-        position = state.tanh()
-        for index, block in enumerate(self.blocks):
-            if index > 0:
-                state = model.bank.move(state, x[:, : self.cores], index)
-                position = state.tanh()
-            x = block(x, self.turns(model.rotation(position), by_patch))
-        x = model.project(model.norm(x))
-        return x[:, 0], x[:, self.cores :], x[:, : self.cores], position
-
-    def turns(self, cores: Rotation, patches: Rotation) -> Rotation:
-        """Of all tokens, without an axis for the heads: B×(C+N)×d/2."""
-        pairs = ((a.squeeze(1), b.squeeze(1)) for a, b in zip(cores, patches, strict=True))
-        return Rotation(*(torch.cat((a, b.expand(a.shape[0], *b.shape[1:])), dim=1) for a, b in pairs))
+        out = self.model(images, cores=self.cores)
+        return out.cls, out.patches, out.cores, out.coords
 
 
-class ExportedBlock(nn.Module):
-    def __init__(self, block: Block, cores: int) -> None:
-        super().__init__()
-        attention = block.attn
-        self.cores, self.heads = cores, attention.heads
-        self.norm_attn, self.norm_mlp = block.norm_attn, block.norm_mlp
-        # onnxruntime is faster when the channels that turn together lie half a head apart
+class ExportedAttention(Attention):
+    """onnxruntime is faster when the channels that turn together lie half a head apart."""
+
+    def __init__(self, attention: Attention) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.dense = attention.heads, attention.dense
         width = attention.q_proj.out_features // self.heads
         apart = torch.arange(self.heads * width).view(self.heads, width // 2, 2).transpose(1, 2).flatten()
-        scale = width**-0.5
-        self.query = part(attention.q_proj, apart, scale)
-        self.key = part(attention.k_proj, apart)
-        self.value, self.out = attention.v_proj, attention.out_proj
-        self.down = block.fc2
-        hidden = block.fc2.in_features
-        self.gate = part(block.fc1, torch.arange(hidden)) if block.gated else None
-        self.up = part(block.fc1, torch.arange(block.fc1.out_features - hidden, block.fc1.out_features))
+        self.q_proj, self.k_proj = reordered(attention.q_proj, apart), reordered(attention.k_proj, apart)
+        self.v_proj, self.out_proj = attention.v_proj, attention.out_proj
 
-    def forward(self, x: Tensor, by: Rotation) -> Tensor:  # B×(C+N)×D
-        y = self.norm_attn(x)
-        q = self.split(torch.onnx.ops.rotary_embedding(self.query(y), by.cos, by.sin, num_heads=self.heads))
-        k = self.split(torch.onnx.ops.rotary_embedding(self.key(y), by.cos, by.sin, num_heads=self.heads))
-        k, v = k.transpose(2, 3), self.split(self.value(y))
-        cores = torch.softmax(q[:, :, : self.cores] @ k, -1) @ v
-        patches = torch.softmax(q[:, :, self.cores :] @ k[..., : self.cores], -1) @ v[:, :, : self.cores]
-        x = x + self.out(torch.cat((cores, patches), dim=2).transpose(1, 2).flatten(2))
-        y = self.norm_mlp(x)
-        up = self.up(y)
-        hidden = nn.functional.gelu(up) if self.gate is None else nn.functional.silu(self.gate(y)) * up
-        out: Tensor = x + self.down(hidden)
-        return out
-
-    def split(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # B×H×T×d
-        return heads
+    def turn(self, x: Tensor, by: Rotation | None) -> Tensor:  # B×H×T×d
+        if by is None:
+            return x
+        cos, sin = (part[:, 0].expand(x.shape[0], -1, -1) for part in (by.cos, by.sin))  # B×T×d/2
+        turned: Tensor = torch.onnx.ops.rotary_embedding(x, cos, sin)
+        return turned
 
 
-def part(linear: nn.Linear, channels: Tensor, scale: float = 1.0) -> nn.Linear:
-    """The output channels of a linear layer that are named, in that order."""
-    chosen = nn.Linear(linear.in_features, len(channels))
+def reordered(linear: nn.Linear, channels: Tensor) -> nn.Linear:
+    """A linear layer with its output channels in another order."""
+    other = nn.Linear(linear.in_features, linear.out_features)
     with torch.no_grad():
-        chosen.weight.copy_(linear.weight[channels] * scale)
-        chosen.bias.copy_(linear.bias[channels] * scale)
-    return chosen
+        other.weight.copy_(linear.weight[channels])
+        other.bias.copy_(linear.bias[channels])
+    return other

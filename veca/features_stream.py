@@ -18,7 +18,6 @@ from veca.devices import pick_device
 from veca.errors import InputError
 from veca.files import whole_file
 from veca.model import Veca
-from veca.pieces import PATCHES
 from veca.weights import load
 
 
@@ -45,8 +44,8 @@ class StreamSettings:
     """the budget: how many cores are active"""
     model: str = "veca-s14"
     """a bundled name, a model folder, a .safetensors, an authors' .pt or a hub id"""
-    tile: int = PATCHES
-    """patches that go through a layer together"""
+    tile: int | None = None
+    """patches that go through a layer together; None: as many as fit the caches"""
     tokens: Literal["float32", "float16"] = "float32"
     """how tokens are kept between layers, and features written; float16 halves both and rounds"""
     spill: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -10,14 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from veca.attention import Attention, AttentionMaps
+from veca import table
+from veca.block import AttentionMaps, Block
 from veca.config import VecaConfig, model_config
 from veca.cores import CoreBank
+from veca.dino import DinoNames
 from veca.errors import InputError
-from veca.pieces import PATCHES, PieceRunner, can_run
-from veca.rope import Rotation, join, patch_rotation, rotation
+from veca.fused import FusedPass
+from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from veca.scan import Scan
     from veca.strips import StripSource
 
 
@@ -39,15 +44,22 @@ class VecaOutput(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What happens on the way: the raw tokens after each block, before the final norm."""
+    """What happens on the way: the raw tokens after the blocks that were kept, before the final norm."""
 
-    tokens: list[Tensor]  # B×(C+N)×D, cores first
-    coords: list[Tensor]  # B×C×2, where the cores sat in each block
+    cores: list[Tensor]  # B×C×D
+    patches: list[Tensor]  # B×N×D
+    coords: list[Tensor]  # B×C×2, where the cores sat in each of these blocks
     attention: list[AttentionMaps]
     grid: tuple[int, int]
+    start: tuple[Tensor, Tensor]  # cores and patches that entered the first block
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """B×(C+N)×D each, cores first."""
+        return [torch.cat(both, dim=1) for both in zip(self.cores, self.patches, strict=True)]
 
 
-class Veca(nn.Module):
+class Veca(DinoNames, nn.Module):
     """A vision backbone whose patches talk only through a few cores.
 
     >>> model = veca.create_model("veca_small").eval()
@@ -84,12 +96,11 @@ class Veca(nn.Module):
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise).
         """
         layers = self.forward_layers(images, cores, return_attention=return_attention, last_only=True)
-        tokens = self.project(self.norm(layers.tokens[-1]))
-        budget = layers.coords[-1].shape[1]
+        core_features = self.output(layers.cores[-1])
         return VecaOutput(
-            cls=tokens[:, 0],
-            patches=tokens[:, budget:],
-            cores=tokens[:, :budget],
+            cls=core_features[:, 0],
+            patches=self.output(layers.patches[-1]),
+            cores=core_features,
             coords=layers.coords[-1],
             grid=layers.grid,
             attention=layers.attention if return_attention else None,
@@ -102,52 +113,64 @@ class Veca(nn.Module):
         *,
         forced_patches: Sequence[Tensor | None] | None = None,  # per block, B×N×D; None: the block's own
         forcing: float = 1.0,
+        looking: Tensor | None = None,
         return_attention: bool = False,
         last_only: bool = False,
+        keep: Collection[int] | None = None,
     ) -> Layers:
-        """Run the blocks and keep what comes out of each (or of the last only).
+        """Run the blocks and keep what comes out of each, of the last only, or of those numbered in `keep`.
 
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
         the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
-        mixed with the block's own, of which 1 − `forcing` remains.
+        mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
+        patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images)
-        tokens, state = self.bank.start(budget, images.shape[0])
+        tokens, state, pace = self.bank(budget, images.shape[0])
+        tokens = tokens.to(patches.dtype)
         by_patch = self.patch_rotation(grid, images.device)
-        x = torch.cat((tokens.to(patches.dtype), patches), dim=1)  # B×(C+N)×D
-        in_pieces = None
-        if forced_patches is None and not return_attention and can_run(self, x):
-            in_pieces = PieceRunner(x, budget, self.config.heads, by_patch)  # the same blocks, faster, x in place
-        kept, coords, attention = [], [], []
+        layers = Layers([], [], [], [], grid, (tokens, patches))
+        fused = None
+        if forced_patches is None and not return_attention:
+            fused = FusedPass.start(self.blocks, tokens, patches)  # the same blocks, faster; None where it must not
+        last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
             if forced_patches is not None and (forced := forced_patches[index]) is not None:
-                fed = forced.to(x.dtype) if forcing == 1 else x[:, budget:].lerp(forced.to(x.dtype), forcing)
-                x = torch.cat((x[:, :budget], fed), dim=1)
+                forced = forced.to(patches.dtype)
+                patches = forced if forcing == 1 else patches.lerp(forced, forcing)
             if index > 0:
-                state = self.bank.move(state, x[:, :budget], index)
+                state = self.bank.move(state, pace, tokens, index)
             position = state.tanh()
-            if in_pieces is not None:
-                in_pieces.layer(block, self.rotation(position))
+            by_core = self.rotation(position)
+            if return_attention:
+                normed = block.norm_attn(tokens), block.norm_attn(patches)  # type: ignore[operator]
+                layers.attention.append(block.attn.maps(*normed, by_core, by_patch))  # type: ignore[operator, union-attr]
+            if fused is not None:
+                tokens, patches = fused.layer(index, by_core, by_patch)
+            elif self.grad_checkpointing and torch.is_grad_enabled():
+                tokens, patches = checkpoint(block, tokens, patches, by_core, by_patch, looking, use_reentrant=False)
             else:
-                by = join(self.rotation(position), by_patch)
-                if return_attention:
-                    attention.append(block.attn.maps(block.norm_attn(x), budget, by))
-                if self.grad_checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(block, x, budget, by, use_reentrant=False)
-                else:
-                    x = block(x, budget, by)
-            if last_only:
-                kept, coords = [x], [position]
-            else:
-                kept.append(x.clone() if in_pieces is not None else x)
-                coords.append(position)
-        return Layers(kept, coords, attention, grid)
+                tokens, patches = block(tokens, patches, by_core, by_patch, looking)
+            if index == last if last_only else keep is None or index in keep:
+                own = fused is not None and index < last  # the fused pass goes on in the same memory
+                layers.cores.append(tokens.clone() if own else tokens)
+                layers.patches.append(patches.clone() if own else patches)
+                layers.coords.append(position)
+        return layers
+
+    def output(self, tokens: Tensor) -> Tensor:
+        """The final norm and projection: …×D → …×D′."""
+        features: Tensor = self.project(self.norm(tokens))
+        return features
 
     def check(self, images: Tensor, cores: int | None) -> int:
         """The budget of this call; a ValueError says what was given and what is allowed."""
         patch = self.config.patch_size
+        if not isinstance(images, Tensor):
+            raise InputError(
+                f"images must be one tensor, B×3×H×W, not {type(images).__name__}: model.preprocess makes it of a photo"
+            )
         if images.ndim != 4 or images.shape[1] != 3:
             raise InputError(f"images must be B×3×H×W, not {'×'.join(map(str, images.shape)) or 'a scalar'}")
         height, width = images.shape[-2:]
@@ -156,7 +179,11 @@ class Veca(nn.Module):
                 f"the height and width of images must be multiples of the patch size {patch}, not {height}×{width}"
             )
         if not images.is_floating_point():
-            raise InputError(f"images must be floating point, normalised as veca.preprocess does, not {images.dtype}")
+            raise InputError(f"images must be floating point, normalised as model.preprocess does, not {images.dtype}")
+        return self.budget(cores)
+
+    def budget(self, cores: int | None) -> int:
+        """How many cores `cores` means."""
         budget = self.default_cores if cores is None else cores
         if isinstance(budget, bool) or not isinstance(budget, (int, torch.SymInt)):
             raise InputError(
@@ -170,96 +197,43 @@ class Veca(nn.Module):
         """Patch tokens (B×N×D), with their table entries where the model has a table, and their grid."""
         patches, grid = self.patch_embed(images)
         if self.config.positions == "table":
-            patches = patches + self.resized_table(grid).to(patches.dtype)
+            patches = patches + table.resized(self.table, grid).to(patches.dtype)
         return patches, grid
 
-    def resized_table(self, grid: tuple[int, int]) -> Tensor:
-        """The additive table at a grid's size: N×D, bicubic as DINOv2 does it."""
-        table = self.table.permute(2, 0, 1)[None].float()
-        table = nn.functional.interpolate(table, size=grid, mode="bicubic", align_corners=False)
-        return table[0].flatten(1).transpose(0, 1)
+    @property
+    def turns(self) -> bool:
+        """Whether queries and keys turn with their positions: a converted DINOv2's do not."""
+        return self.config.rope_zero_fraction < 1
 
-    def rotation(self, coords: Tensor) -> Rotation:
-        return rotation(coords, self.config.head_width, self.config.rope_zero_fraction)
+    def rotation(self, coords: Tensor) -> Rotation | None:
+        """Of tokens at `coords` (…×T×2); None where nothing turns."""
+        return rotation(coords, self.config.head_width, self.config.rope_zero_fraction) if self.turns else None
 
-    def patch_rotation(self, grid: tuple[int, int], device: torch.device) -> Rotation:
+    def lattice_rotation(self, across: Tensor, down: Tensor) -> Rotation | None:
+        """Of all points of a lattice, row by row, from its coordinates along the axes."""
         config = self.config
-        return patch_rotation(*grid, config.head_width, config.rope_zero_fraction, device, self.training)
+        return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if self.turns else None
 
-    # The DINO family's names, so that a user of DINOv2 or DINOv3 swaps one line.
+    def patch_rotation(self, grid: tuple[int, int], device: torch.device) -> Rotation | None:
+        """Of a grid's patches; in training their positions are drawn anew."""
+        if not self.turns:
+            return None
+        across, down = axis_coords(grid[1], device), axis_coords(grid[0], device)
+        return self.lattice_rotation(*(jitter(across, down) if self.training else (across, down)))
 
-    def forward_features(self, x: Tensor, cores: int | None = None) -> dict[str, Tensor | None]:
-        """DINOv3's dictionary: the global feature, the other cores where it has registers, the patches, and all tokens
-        before the final norm; `masks` is None.
-        """
-        layers = self.forward_layers(x, cores, last_only=True)
-        tokens = self.project(self.norm(layers.tokens[-1]))
-        budget = layers.coords[-1].shape[1]
-        return {
-            "x_norm_clstoken": tokens[:, 0],
-            "x_storage_tokens": tokens[:, 1:budget],  # the other cores
-            "x_norm_patchtokens": tokens[:, budget:],
-            "x_prenorm": layers.tokens[-1],
-            "masks": None,
-        }
+    def preprocess(self, source: Any, size: int = 448, max_pixels: int | None = None) -> Tensor:  # 1×3×H×W
+        """A photo (path, bytes, PIL image, array) as this model expects it, the shorter side about `size` pixels."""
+        from veca.images import MAX_PIXELS, preprocess
 
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        *,
-        reshape: bool = False,
-        return_class_token: bool = False,
-        return_extra_tokens: bool = False,
-        norm: bool = True,
-        cores: int | None = None,
-    ) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """Patches after the last `n` blocks, or after the blocks listed (from 0), as DINOv3 returns them.
-
-        These keep the width D: the output projection belongs to the last layer only.
-        """
-        wanted = range(self.depth - n, self.depth) if isinstance(n, int) else n
-        if any(not 0 <= index < self.depth for index in wanted):
-            raise InputError(f"layers must lie between 0 and {self.depth - 1} (n at most {self.depth}), not {n!r}")
-        layers = self.forward_layers(x, cores)
-        budget = layers.coords[0].shape[1]
-        outputs: list[Tensor | tuple[Tensor, ...]] = []
-        for index in wanted:
-            tokens = self.norm(layers.tokens[index]) if norm else layers.tokens[index]
-            patches = tokens[:, budget:]
-            if reshape:
-                patches = patches.transpose(1, 2).unflatten(-1, layers.grid).contiguous()
-            extras = ((tokens[:, 0],) if return_class_token else ()) + (
-                (tokens[:, 1:budget],) if return_extra_tokens else ()
-            )
-            outputs.append((patches, *extras) if extras else patches)
-        return tuple(outputs)
-
-    @property
-    def embed_dim(self) -> int:
-        return self.config.width
-
-    @property
-    def num_features(self) -> int:
-        return self.config.feature_width
-
-    @property
-    def patch_size(self) -> int:
-        return self.config.patch_size
-
-    @property
-    def depth(self) -> int:
-        return self.config.depth
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return self.default_cores
+        weight = self.patch_embed.proj.weight
+        image = preprocess(source, size, self.config.patch_size, MAX_PIXELS if max_pixels is None else max_pixels)
+        return image.to(weight.device, weight.dtype)
 
     def stream(
         self,
         source: StripSource,
         cores: int | None = None,
-        tile: int = PATCHES,
+        tile: int | None = None,
         *,
         tokens: Literal["float32", "float16"] = "float32",
         spill: str | Path | None = None,
@@ -277,6 +251,29 @@ class Veca(nn.Module):
         from veca.streaming import stream
 
         return stream(self, source, cores, tile, tokens, spill, out, report)
+
+    def scan(
+        self,
+        source: StripSource,
+        cores: int | None = None,
+        tile: int | None = None,
+        *,
+        share: float = 1.0,
+        where: str | Path | np.ndarray[Any, Any] | Tensor | None = None,
+        tokens: Literal["float32", "float16"] = "float32",
+        spill: str | Path | None = None,
+        out: str | Path | None = None,
+        report: Callable[[str, int, int], None] | None = None,
+    ) -> Scan:
+        """One pass over an image of any size that keeps what its cores went through: `look` at any part of it later.
+
+        Takes what `stream` takes. With `share` below 1 the cores read an even share of the patches, at that share of
+        the cost; `where` is a mask of any resolution (an array, or a path to a picture): patches of which it covers
+        less than half are neither read nor looked with.
+        """
+        from veca.scan import scan
+
+        return scan(self, source, cores, tile, share, where, tokens, spill, out, report)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each block's input while training and compute the rest again in the backward pass."""
@@ -303,34 +300,6 @@ class PatchEmbed(nn.Module):
         pixels = images.reshape(batch, channels, grid[0], patch, grid[1], patch).permute(0, 2, 4, 1, 3, 5)
         pixels = pixels.reshape(batch, grid[0] * grid[1], channels * patch * patch)
         return nn.functional.linear(pixels, self.proj.weight.flatten(1), self.proj.bias), grid
-
-
-class Block(nn.Module):
-    """Attention, then an MLP, each on normalised tokens and added to the stream."""
-
-    def __init__(self, config: VecaConfig) -> None:
-        super().__init__()
-        self.gated = config.mlp == "swiglu"
-        self.norm_attn = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attn = Attention(config)
-        self.norm_mlp = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.fc1 = nn.Linear(config.width, config.hidden_width * (2 if self.gated else 1))
-        self.fc2 = nn.Linear(config.hidden_width, config.width)
-
-    def forward(self, x: Tensor, cores: int, by: Rotation) -> Tensor:  # B×(C+N)×D
-        x = x + self.attn(self.norm_attn(x), cores, by)
-        out: Tensor = x + self.mlp(self.norm_mlp(x))
-        return out
-
-    def mlp(self, x: Tensor) -> Tensor:
-        hidden = self.fc1(x)
-        if self.gated:
-            u, v = hidden.chunk(2, dim=-1)
-            hidden = nn.functional.silu(u) * v
-        else:
-            hidden = nn.functional.gelu(hidden)
-        out: Tensor = self.fc2(hidden)
-        return out
 
 
 def create_model(name: str, **overrides: Any) -> Veca:

@@ -6,21 +6,28 @@ Coordinates are (x, y) in [−1, 1].
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
-class Rotation(NamedTuple):
+class Rotation:
     """Cosine and sine of the angle by which each pair of channels turns; …×1×T×d/2, the 1 standing for the heads."""
 
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self.cos, self.sin = cos, sin
+        self._turns: Tensor | None = None
 
-    def at(self, tokens: Tensor) -> Rotation:
+    @property
+    def turns(self) -> Tensor:
+        """The same as complex numbers of length 1, …×T×1×d/2: one product turns a pair of channels."""
+        if self._turns is None:
+            self._turns = torch.complex(self.cos, self.sin).transpose(-3, -2)
+        return self._turns
+
+    def at(self, tokens: Tensor | slice) -> Rotation:
         """Of some of the tokens, by number."""
         return Rotation(self.cos[..., tokens, :], self.sin[..., tokens, :])
 
@@ -51,12 +58,6 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     return turned.flatten(-2).to(x.dtype)
 
 
-def join(cores: Rotation, patches: Rotation) -> Rotation:
-    """The rotation of cores (B×1×C×d/2) and then patches, which may share theirs (1×1×N×d/2)."""
-    pairs = ((a, b.expand(a.shape[0], *b.shape[1:])) for a, b in zip(cores, patches, strict=True))
-    return Rotation(*(torch.cat(pair, dim=-2) for pair in pairs))
-
-
 def patch_coords(height: int, width: int, device: torch.device | None = None) -> Tensor:
     """Centres of the patches of an h×w grid, row by row: N×2."""
     x, y = axis_coords(width, device), axis_coords(height, device)
@@ -68,32 +69,23 @@ def axis_coords(count: int, device: torch.device | None = None) -> Tensor:
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count * 2 - 1
 
 
-def axis_rotation(count: int, head_width: int, zero_fraction: float, device: torch.device | None = None) -> Rotation:
-    """The half of a grid's rotation that depends on one axis only: n×d/4."""
-    angles = axis_coords(count, device)[:, None] * frequencies(head_width, zero_fraction, device)
-    return Rotation(angles.cos(), angles.sin())
+def grid_rotation(across: Tensor, down: Tensor, head_width: int, zero_fraction: float) -> Rotation:
+    """The rotation of all points (x, y) of a lattice, row by row, from its w coordinates x and its h coordinates y:
+    1×1×(h·w)×d/2. Each axis turns its own half of a head, so only h + w angles are computed.
+    """
+    each = frequencies(head_width, zero_fraction, across.device)
+    shape = (down.shape[0], across.shape[0], each.shape[0])  # `len` would fix the size in a traced graph
+    by_x, by_y = across[:, None] * each, down[:, None] * each
+
+    def joined(part: Callable[[Tensor], Tensor]) -> Tensor:
+        whole = torch.cat((part(by_x).expand(shape), part(by_y)[:, None].expand(shape)), dim=-1)
+        return whole.flatten(0, 1)[None, None]
+
+    return Rotation(joined(torch.cos), joined(torch.sin))
 
 
-def jitter(coords: Tensor) -> Tensor:
+def jitter(across: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Training only: one shift per axis in ±0.08, then one log-uniform scale in [1/2, 2], for the whole batch."""
-    draw = torch.rand(3, device=coords.device)
-    return (coords + (draw[:2] * 2 - 1) * 0.08) * torch.exp2(draw[2] * 2 - 1)
-
-
-def patch_rotation(
-    height: int, width: int, head_width: int, zero_fraction: float, device: torch.device, training: bool
-) -> Rotation:
-    """The rotation of a whole grid (1×1×N×d/2): remembered per grid in inference, drawn anew in training."""
-    if training:
-        return rotation(jitter(patch_coords(height, width, device))[None], head_width, zero_fraction)
-    if torch.compiler.is_compiling():  # a traced graph must not hold on to a tensor from outside it
-        return rotation(patch_coords(height, width, device)[None], head_width, zero_fraction)
-    return _remembered_rotation(height, width, head_width, zero_fraction, device)
-
-
-@functools.lru_cache(maxsize=8)
-def _remembered_rotation(
-    height: int, width: int, head_width: int, zero_fraction: float, device: torch.device
-) -> Rotation:
-    with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used in training later
-        return rotation(patch_coords(height, width, device)[None], head_width, zero_fraction)
+    draw = torch.rand(3, device=across.device)
+    shift, scale = (draw[:2] * 2 - 1) * 0.08, torch.exp2(draw[2] * 2 - 1)
+    return (across + shift[0]) * scale, (down + shift[1]) * scale

@@ -1,34 +1,44 @@
-"""Exact inference on images that do not fit in memory (`model.stream`).
+"""Exact inference on images that do not fit in memory (`model.stream`, and the first half of `model.scan`).
 
-Patches need only the cores, so every layer is one pass over the patches, piece by piece, and the cores' softmax over
-all of them accumulates on the way (`veca.pieces`). What must be kept between layers is one buffer of tokens: in memory,
-in float16, or in a file. Dense attention has no such pass: there every patch reads every other.
+Patches need only the cores, so every layer is one pass over the patches, piece by piece, and what the cores read of
+each piece is merged on the way (`veca.block.Read`). What must be kept between layers is one buffer of tokens: in
+memory, in float16, or in a file. Dense attention has no such pass: there every patch reads every other.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from veca import table
+from veca.block import Attention, Block, CoreSide, Read
 from veca.errors import InputError
 from veca.files import whole_file
-from veca.pieces import PATCHES, InMemory, Tokens, Workspace, complex_turns, folded, pass_layer, pieces, refuse_changed
-from veca.rope import axis_rotation
+from veca.fused import FusedBlock, Workspace, can_fuse, piece_size, pieces
+from veca.rope import Rotation, axis_coords, frequencies
 from veca.strips import Strips, StripSource, open_strips
 
 if TYPE_CHECKING:
-    from veca.model import Block, Veca, VecaOutput
+    from veca.model import Veca, VecaOutput
 
 Precision = Literal["float32", "float16"]
 Report = Callable[[str, int, int], None]  # what, how much is done, how much there is
+Verbs = Block | FusedBlock
+
+
+class Journey(NamedTuple):
+    """What remains of one image when all patches have passed all layers."""
+
+    cores: Tensor  # 1×C×D, before the final norm
+    coords: Tensor  # 1×C×2
+    path: list[CoreSide]  # of each layer, if it was asked for
 
 
 @torch.inference_mode()
@@ -36,7 +46,7 @@ def stream(
     model: Veca,
     source: StripSource,
     cores: int | None = None,
-    tile: int = PATCHES,
+    tile: int | None = None,
     tokens: Precision = "float32",
     spill: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -45,260 +55,284 @@ def stream(
     """The forward pass of one image of any size; see `Veca.stream`."""
     from veca.model import VecaOutput
 
-    if tile < 1:
+    budget, tile = checked(model, cores, tile, tokens, out)
+    with open_strips(source, model.patch_size) as strips:
+        grid = grid_of(model, strips)
+        with token_buffer(model, grid[0] * grid[1], tokens, spill) as buffer:
+            journey = travel(model, strips, None, budget, tile, buffer, report)
+            core_features = model.output(journey.cores)
+            patches = collect(model, buffer, grid, tile, out, report)
+    return VecaOutput(core_features[:, 0], patches[None], core_features, journey.coords, grid)
+
+
+def checked(
+    model: Veca, cores: int | None, tile: int | None, tokens: str, out: str | os.PathLike[str] | None
+) -> tuple[int, int]:
+    """The budget and the size of a piece; what cannot be done is said before anything is."""
+    if tile is not None and tile < 1:
         raise InputError(f"tile must be at least 1 patch, not {tile}")
     if tokens not in ("float32", "float16"):
         raise InputError(f"tokens are kept in float32 or float16, not {tokens!r}")
+    if out is not None and Path(out).is_dir():
+        raise InputError(f"{out} is a folder; the dense feature goes to an .npy file")
     refuse_changed(model)
+    first = model.blocks[0]
+    assert isinstance(first, Block)
+    return model.budget(cores), tile or piece_size(first, dtype_of(model))
+
+
+def grid_of(model: Veca, strips: Strips) -> tuple[int, int]:
+    return strips.height // model.patch_size, strips.width // model.patch_size
+
+
+def dtype_of(model: Veca) -> torch.dtype:
+    return model.patch_embed.proj.weight.dtype
+
+
+def verbs_of(model: Veca) -> list[Verbs]:
+    """Read and look, of every block: the fused ones where they may stand in for it."""
+    weight = model.patch_embed.proj.weight
+    with torch.no_grad():
+        if can_fuse(model.blocks, weight.detach()):
+            space = Workspace(weight.dtype)
+            return [FusedBlock(block, space) for block in model.blocks]  # type: ignore[arg-type]
+    return list(model.blocks)  # type: ignore[arg-type]
+
+
+def refuse_changed(model: Veca) -> None:
+    """Parts of an image pass a block by its verbs: what a user did to its forward as a whole would be ignored."""
+    if model.config.attention == "dense":
+        raise InputError("the dense control arm cannot be streamed: there every patch reads every other")
+    for block in model.blocks:
+        for module, kind in ((block, Block), (block._modules["attn"], Attention)):
+            assert module is not None
+            changed = type(module) is not kind or "forward" in vars(module)
+            if changed or module._forward_hooks or module._forward_pre_hooks:
+                raise InputError(
+                    "this model's blocks have hooks or a forward of their own; remove them before streaming or "
+                    "scanning (those of the layers inside a block may stay)"
+                )
+
+
+def travel(
+    model: Veca,
+    strips: Strips,
+    chosen: Tensor | None,  # numbers of the patches that are read, in order; None: all
+    budget: int,
+    tile: int,
+    buffer: Buffer,
+    report: Report | None,
+    *,
+    keep_path: bool = False,
+    look_last: bool = True,  # whether the patches pass the last layer too: nobody reads them afterwards
+) -> Journey:
+    """Take one image through all layers, a pass over its patches each."""
     report = report or (lambda what, done, total: None)
-    with ExitStack() as stack:
-        strips = stack.enter_context(open_strips(source, model.patch_size))
-        budget = model.check(torch.empty(1, 3, strips.height, strips.width, device="meta"), cores)
-        grid = (strips.height // model.patch_size, strips.width // model.patch_size)
-        buffer = stack.enter_context(token_buffer(model, budget, grid[0] * grid[1], getattr(torch, tokens), spill))
-        for start, rows in embedded(model, strips, grid, tile, report):
-            buffer.keep(budget + start, budget + start + len(rows), rows)
-        coords = run_layers(model, buffer, budget, grid, tile, report)
-        final_cores = output(model, buffer.load(0, budget))
-        patches = collect(model, buffer, budget, grid, tile, out, report)
-    return VecaOutput(cls=final_cores[:1], patches=patches[None], cores=final_cores[None], coords=coords, grid=grid)
+    grid, device, dtype = grid_of(model, strips), buffer.device, dtype_of(model)
+    for start, rows in embedded(model, strips, grid, chosen, tile, report):
+        buffer.keep(start, rows)
+    turns = GridTurns(model, grid, device) if model.turns else None
+    path: list[CoreSide] = []
+    tokens, state, pace = model.bank(budget, 1)
+    tokens = tokens.to(dtype).clone()
+    blocks, last = verbs_of(model), len(model.blocks) - 1
+    for index, block in enumerate(blocks):
+        if index > 0:
+            state = model.bank.move(state, pace, tokens, index)
+        position = state.tanh()
+        side = block.ask(tokens, model.rotation(position))
+        if keep_path:
+            path.append(CoreSide(*(part.clone() for part in side)))
+        seen: Read | None = None
+        for start, stop in pieces(buffer.count, tile):
+            rows = buffer.load(start, stop)[None].to(dtype)
+            by = None if turns is None else turns.at(numbers(start, stop, chosen, device))
+            view = block.norm_attn(rows)
+            new = block.read(side, view, by)
+            seen = new if seen is None else seen.merge(new)
+            if index < last or look_last:
+                buffer.keep(start, block.look(rows, view, by, side)[0])
+            report(f"layer {index + 1} of {len(blocks)}", stop, buffer.count)
+        assert seen is not None
+        tokens = block.settle(tokens, side, seen)
+    return Journey(tokens, position, path)
+
+
+def numbers(start: int, stop: int, chosen: Tensor | None, device: torch.device) -> Tensor:
+    """Where on the grid the patches lie that are kept from `start` to `stop`."""
+    return torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
 
 
 def embedded(
-    model: Veca, strips: Strips, grid: tuple[int, int], tile: int, report: Report
+    model: Veca, strips: Strips, grid: tuple[int, int], chosen: Tensor | None, tile: int, report: Report
 ) -> Iterator[tuple[int, Tensor]]:
-    """Patch tokens of one strip after another, and the number of the first: rows of the grid, about `tile` patches."""
+    """Patch tokens of one strip after another (n×D), and the place of the first: rows of the grid, about `tile`
+    patches."""
     weight = model.patch_embed.proj.weight
-    table = SeparableTable(model, grid) if model.config.positions == "table" else None
+    across, down = axis_coords(grid[1], weight.device), axis_coords(grid[0], weight.device)
     step = max(1, tile // grid[1])
+    start = 0
     for top in range(0, grid[0], step):
         bottom = min(top + step, grid[0])
-        strip = strips.read(top * model.patch_size, bottom * model.patch_size)
-        rows, _ = model.patch_embed(strip.to(weight.device, weight.dtype))
-        rows = rows[0].float()
-        if table is not None:
-            rows += table.rows(top, bottom)
-        yield top * grid[1], rows
+        inside = None
+        if chosen is not None:
+            ends = torch.searchsorted(chosen, torch.tensor([top * grid[1], bottom * grid[1]]))
+            inside = chosen[ends[0] : ends[1]] - top * grid[1]
+        if inside is None or len(inside):
+            strip = strips.read(top * model.patch_size, bottom * model.patch_size)
+            rows = model.patch_embed(strip.to(weight.device, weight.dtype))[0][0]
+            if model.config.positions == "table":
+                rows = rows.float() + table.on_lattice(model.table, across, down[top:bottom])
+            rows = rows if inside is None else rows[inside.to(rows.device)]
+            yield start, rows
+            start += len(rows)
         report("patches", bottom, grid[0])
 
 
-def run_layers(
-    model: Veca, buffer: Tokens, cores: int, grid: tuple[int, int], tile: int, report: Report
-) -> Tensor:  # 1×C×2
-    """All blocks, one pass over the tokens each; returns where the cores sit in the last."""
-    config = model.config
-    device = model.patch_embed.proj.weight.device
-    space = Workspace(device)
-    by_x, by_y = (
-        torch.complex(by.cos, by.sin)
-        for by in (axis_rotation(n, config.head_width, config.rope_zero_fraction, device) for n in (grid[1], grid[0]))
-    )
-    first, state = model.bank.start(cores, 1)
-    buffer.keep(0, cores, first[0].float())
-    for index, block in enumerate(cast("Iterable[Block]", model.blocks)):
-        if index > 0:
-            state = model.bank.move(state, buffer.load(0, cores)[None], index)
-        position = state.tanh()
-        by_core = complex_turns(model.rotation(position))[0]  # C×1×d/2
+class GridTurns:
+    """The rotation of any patches of a grid, from h + w angles."""
 
-        def turns(start: int, stop: int, by_core: Tensor = by_core) -> Tensor:
-            number = torch.arange(max(start, cores) - cores, stop - cores, device=device)
-            by_patch = torch.cat((by_x[number % grid[1]], by_y[number // grid[1]]), dim=-1).unsqueeze(1)
-            return torch.cat((by_core, by_patch)) if start == 0 else by_patch
+    def __init__(self, model: Veca, grid: tuple[int, int], device: torch.device) -> None:
+        each = frequencies(model.config.head_width, model.config.rope_zero_fraction, device)
+        self.width = grid[1]
+        self.x, self.y = (axis_coords(count, device)[:, None] * each for count in (grid[1], grid[0]))
+        self.parts = [(part(self.x), part(self.y)) for part in (torch.cos, torch.sin)]
 
-        def passed(done: int, layer: int = index) -> None:
-            report(f"layer {layer + 1} of {config.depth}", done, buffer.count)
-
-        pass_layer(folded(block), buffer, cores, config.heads, turns, space, tile, passed)
-    return position
-
-
-def output(model: Veca, rows: Tensor) -> Tensor:
-    """The final norm and projection, of T×D rows: T×D′."""
-    features: Tensor = model.project(model.norm(rows.to(model.norm.weight.dtype)))
-    return features
+    def at(self, patches: Tensor) -> Rotation:  # n numbers
+        column, row = patches % self.width, patches // self.width
+        return Rotation(*(torch.cat((x[column], y[row]), dim=-1)[None, None] for x, y in self.parts))
 
 
 def collect(
     model: Veca,
     buffer: Buffer,
-    cores: int,
     grid: tuple[int, int],
     tile: int,
     out: str | os.PathLike[str] | None,
-    report: Report,
+    report: Report | None,
 ) -> Tensor:
     """The dense feature, N×D′: in memory, or from the .npy file `out` (h×w×D′), which the disk alone holds."""
-    width, count = model.config.feature_width, grid[0] * grid[1]
+    width, dtype = model.config.feature_width, buffer.dtype
 
     def features() -> Iterator[tuple[int, int, Tensor]]:
-        for start, stop in pieces(cores + count, cores, tile):
-            start = max(start, cores)
-            yield start - cores, stop - cores, output(model, buffer.load(start, stop)).to("cpu", buffer.dtype)
-            report("output", stop - cores, count)
+        for start, stop in pieces(buffer.count, tile):
+            rows = model.output(buffer.load(start, stop).to(dtype_of(model)))
+            yield start, stop, in_precision(rows, dtype)
+            if report is not None:
+                report("output", stop, buffer.count)
 
     if out is None:
         held = buffer.memory()  # nobody needs the tokens any more: the features take their place
-        patches = torch.empty(count, width, dtype=buffer.dtype) if held is None or held.shape[1] != width else held
+        patches = torch.empty(buffer.count, width, dtype=dtype) if held is None or held.shape[1] != width else held
         for start, stop, rows in features():
             patches[start:stop] = rows
         return patches
-    header = {"descr": np.dtype(str(buffer.dtype)[6:]).str, "fortran_order": False, "shape": (*grid, width)}
+    header = {"descr": np.dtype(str(dtype)[6:]).str, "fortran_order": False, "shape": (*grid, width)}
     with whole_file(Path(out)) as temporary, open(temporary, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
+        reserve(file.fileno(), file.tell() + buffer.count * width * dtype.itemsize, Path(out))
         for _, _, rows in features():  # written, not mapped: pages of a map would count as the process's memory
             file.write(rows.contiguous().numpy().data)
     return torch.from_numpy(np.load(out, mmap_mode="c")).flatten(0, 1)
 
 
-class SeparableTable:
-    """The additive table resized to a grid, row by row: bicubic interpolation is one matrix per axis."""
-
-    def __init__(self, model: Veca, grid: tuple[int, int]) -> None:
-        self.table = model.table.float()  # s×s×D
-        size = self.table.shape[0]
-        one = torch.eye(size, device=self.table.device)[None, None]
-        self.down, self.across = (  # h×s, w×s
-            nn.functional.interpolate(one, size=(n, size), mode="bicubic", align_corners=False)[0, 0] for n in grid
-        )
-
-    def rows(self, top: int, bottom: int) -> Tensor:
-        """Rows top ≤ i < bottom of the grid: (bottom−top)·w × D."""
-        lines = torch.tensordot(self.down[top:bottom], self.table, dims=1)  # rows×s×D
-        return torch.einsum("ws,rsd->rwd", self.across, lines).flatten(0, 1)
+def in_precision(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """On the CPU in the buffer's precision; what does not fit in float16 is an error, not an infinity."""
+    rows = rows.float()
+    if dtype == torch.float16 and float(rows.abs().amax()) > torch.finfo(torch.float16).max:
+        raise InputError("a value of this model's tokens is too large for float16; use tokens float32")
+    return rows.to("cpu", dtype)
 
 
-class Buffer(Tokens, Protocol):
-    """Tokens between layers."""
-
-    dtype: torch.dtype
-
-    def memory(self) -> Tensor | None:
-        """Where the patches lie (N×D), if they lie in memory."""
-
-    def __enter__(self) -> Buffer: ...
-
-    def __exit__(self, *_: object) -> None: ...
+def reserve(descriptor: int, size: int, path: Path) -> None:
+    """Take the room on the disk now: that it is full should not be known after an hour."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.truncate(descriptor, size)
+    except OSError as error:
+        raise InputError(f"cannot keep {size / 1e9:.1f} GB in {path}: {error.strerror}") from error
 
 
-def token_buffer(
-    model: Veca, cores: int, patches: int, dtype: torch.dtype, spill: str | os.PathLike[str] | None
-) -> Buffer:
+def token_buffer(model: Veca, patches: int, tokens: Precision, spill: str | os.PathLike[str] | None) -> Buffer:
     width, device = model.config.width, model.patch_embed.proj.weight.device
-    if spill is not None:
-        return SpilledTokens(cores, patches, width, dtype, device, Path(spill))
-    if dtype == torch.float32 and device.type == "cpu":
-        return WholeTokens(cores, patches, width)
-    return ConvertedTokens(cores, patches, width, dtype, device)
+    kept = getattr(torch, tokens)
+    return Buffer(patches, width, kept, device) if spill is None else Spilled(patches, width, kept, device, Path(spill))
 
 
-class WholeTokens(InMemory):
-    """All tokens as the layers use them."""
+class Buffer:
+    """Patch tokens between layers, in memory (of the CPU, whatever the device)."""
 
-    dtype = torch.float32
+    def __init__(self, patches: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.count, self.width, self.dtype, self.device = patches, width, dtype, device
+        self.held = self.allocate()
 
-    def __init__(self, cores: int, patches: int, width: int) -> None:
-        super().__init__(torch.empty(1, cores + patches, width))
-        self.cores = cores
-
-    def memory(self) -> Tensor | None:
-        return self.x[0, self.cores :]
-
-    def __enter__(self) -> WholeTokens:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class ConvertedTokens:
-    """Patches in another precision, or away from the device; the cores, few and precious, stay in float32."""
-
-    images = 1
-
-    def __init__(self, cores: int, patches: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.count, self.dtype, self.device = cores + patches, dtype, device
-        self.cores = torch.empty(cores, width, device=device)
-        self.patches: Tensor | None = self.reserve(patches, width)
-
-    def reserve(self, patches: int, width: int) -> Tensor | None:
-        return torch.empty(patches, width, dtype=self.dtype)
+    def allocate(self) -> Tensor | None:
+        return torch.empty(self.count, self.width, dtype=self.dtype)
 
     def load(self, start: int, stop: int) -> Tensor:
-        cores = len(self.cores)
-        rows = torch.empty(stop - start, self.cores.shape[1], device=self.device)
-        inside = max(0, min(stop, cores) - start)
-        rows[:inside] = self.cores[start : start + inside]
-        if start + inside < stop:
-            rows[inside:] = self.read(start + inside - cores, stop - cores)
-        return rows
+        """n×D float32 on the device, which may be this buffer's own memory."""
+        assert self.held is not None
+        return self.held[start:stop].to(self.device, torch.float32)
 
-    def keep(self, start: int, stop: int, rows: Tensor) -> None:
-        cores = len(self.cores)
-        inside = max(0, min(stop, cores) - start)
-        self.cores[start : start + inside] = rows[:inside]
-        if start + inside < stop:
-            self.write(start + inside - cores, rows[inside:].to("cpu", self.dtype))
-
-    def read(self, start: int, stop: int) -> Tensor:
-        assert self.patches is not None
-        return self.patches[start:stop]
-
-    def write(self, start: int, rows: Tensor) -> None:
-        assert self.patches is not None
-        self.patches[start : start + len(rows)] = rows
+    def keep(self, start: int, rows: Tensor) -> None:
+        assert self.held is not None
+        own = self.held[start : start + len(rows)]
+        if rows.data_ptr() != own.data_ptr():
+            own.copy_(rows if self.dtype == torch.float32 else in_precision(rows, self.dtype))
 
     def memory(self) -> Tensor | None:
-        return self.patches
+        """Where the tokens lie (N×D), if they lie in memory."""
+        return self.held
 
-    def __enter__(self) -> ConvertedTokens:
+    def __enter__(self) -> Buffer:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class SpilledTokens(ConvertedTokens):
-    """Patches in a file without a name, which the system removes even if the process is killed."""
+class Spilled(Buffer):
+    """Patch tokens in a file without a name, which the system removes even if the process is killed."""
 
-    def __init__(
-        self, cores: int, patches: int, width: int, dtype: torch.dtype, device: torch.device, folder: Path
-    ) -> None:
+    def __init__(self, patches: int, width: int, dtype: torch.dtype, device: torch.device, folder: Path) -> None:
         self.folder, self.row_bytes = folder, width * dtype.itemsize
-        super().__init__(cores, patches, width, dtype, device)
+        super().__init__(patches, width, dtype, device)
 
-    def reserve(self, patches: int, width: int) -> Tensor | None:
-        size = patches * self.row_bytes
+    def allocate(self) -> Tensor | None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise InputError(f"cannot keep tokens in {self.folder}: {error.strerror}") from error
         try:
-            os.truncate(self.file.fileno(), size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.file.fileno(), 0, size)  # a full disk is known now, not after an hour
-        except OSError as error:
+            reserve(self.file.fileno(), self.count * self.row_bytes, self.folder)
+        except InputError:
             self.file.close()
-            raise InputError(f"cannot keep {size / 1e9:.1f} GB of tokens in {self.folder}: {error.strerror}") from error
+            raise
         return None
 
-    def read(self, start: int, stop: int) -> Tensor:
-        rows = torch.empty(stop - start, self.row_bytes // self.dtype.itemsize, dtype=self.dtype)
-        left = rows.numpy().data.cast("B")
+    def load(self, start: int, stop: int) -> Tensor:
+        rows = torch.empty(stop - start, self.width, dtype=self.dtype)
+        left = memory_of(rows)
         self.file.seek(start * self.row_bytes)
         while len(left):
             count = self.file.readinto(left)
             if not count:
                 raise InputError(f"the file of tokens in {self.folder} ended early: the disk failed")
             left = left[count:]
-        return rows
+        return rows.to(self.device, torch.float32)
 
-    def write(self, start: int, rows: Tensor) -> None:
-        left = rows.contiguous().numpy().data.cast("B")
+    def keep(self, start: int, rows: Tensor) -> None:
+        left = memory_of(in_precision(rows, self.dtype).contiguous())
         self.file.seek(start * self.row_bytes)
         while len(left):
             left = left[self.file.write(left) :]
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+
+
+def memory_of(rows: Tensor) -> memoryview[Any]:
+    return rows.numpy().data.cast("B")

@@ -1,4 +1,4 @@
-"""Images read strip by strip, so that the photo itself need not fit in memory: arrays, memory maps, TIFF files.
+"""Images read part by part, so that the photo itself need not fit in memory: arrays, memory maps, TIFF files.
 
 What a strip's values mean is decided by `veca.images`, as for whole images. Rows and columns beyond the last whole
 patch, at the bottom and at the right, are left out.
@@ -25,13 +25,14 @@ COLOURS = {1: "MINISBLACK", 2: "RGB", 6: "YCBCR"}  # TIFF's photometric interpre
 
 
 class Strips(Protocol):
-    """An upright picture that can be read from top to bottom."""
+    """An upright picture of which any box can be read."""
 
     height: int  # in pixels, whole patches
     width: int
+    size: tuple[int, int]  # (width, height) of the whole picture
 
-    def read(self, top: int, bottom: int) -> Tensor:
-        """Rows top ≤ y < bottom, normalised: 1×3×(bottom−top)×W float32."""
+    def read(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> Tensor:
+        """Rows top ≤ y < bottom of columns left ≤ x < right, normalised: 1×3×(bottom−top)×(right−left) float32."""
 
     def __enter__(self) -> Strips: ...
 
@@ -92,14 +93,15 @@ class TensorStrips(OpenStrips):
             )
         self.images = images
         self.height, self.width = images.shape[-2:]
+        self.size = (self.width, self.height)
         if (self.height, self.width) != whole_patches(self.height, self.width, patch_size, "tensor"):
             raise InputError(
                 f"the height and width of images must be multiples of the patch size {patch_size}, "
                 f"not {self.height}×{self.width}"
             )
 
-    def read(self, top: int, bottom: int) -> Tensor:
-        return self.images[:, :, top:bottom].float()
+    def read(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> Tensor:
+        return self.images[:, :, top:bottom, left:right].float()
 
 
 class ArrayStrips(OpenStrips):
@@ -107,10 +109,11 @@ class ArrayStrips(OpenStrips):
         if array.ndim not in (2, 3) or 0 in array.shape:
             raise InputError(f"{name}: an image array is H×W, H×W×3 or H×W×4, not {'×'.join(map(str, array.shape))}")
         self.array = array
+        self.size = (array.shape[1], array.shape[0])
         self.height, self.width = whole_patches(array.shape[0], array.shape[1], patch_size, name)
 
-    def read(self, top: int, bottom: int) -> Tensor:
-        return pixels(self.array[top:bottom, : self.width])
+    def read(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> Tensor:
+        return pixels(self.array[top:bottom, left : self.width if right is None else right])
 
 
 class TiffStrips:
@@ -129,6 +132,7 @@ class TiffStrips:
             self.file.close()
             raise InputError(f"{path}: {refusal}")
         self.full_height, self.full_width = self.page.imagelength, self.page.imagewidth
+        self.size = (self.full_width, self.full_height)
         self.height, self.width = whole_patches(self.full_height, self.full_width, patch_size, self.name)
         self.plain = self.page.is_contiguous and self.page.compression == 1  # values in order, in one run
         self.band_height = self.page.tilelength if self.page.is_tiled else self.page.rowsperstrip or self.full_height
@@ -137,7 +141,9 @@ class TiffStrips:
         # A fourth value is either how opaque a pixel is or another band, infrared say: the file tells.
         opacity = page_opacity(self.page)
         self.channels = 3 if self.page.samplesperpixel == 4 and not opacity else self.page.samplesperpixel
-        self.band: tuple[int, np.ndarray[Any, Any]] | None = None  # the last row of tiles: its number and its pixels
+        self.tile_width = self.page.tilewidth if self.page.is_tiled else self.full_width
+        # The last row of tiles: its number, the first and the last of its tiles that were wanted, their pixels.
+        self.band: tuple[tuple[int, int, int], np.ndarray[Any, Any]] | None = None
 
     def _unsupported(self) -> str:
         """What of TIFF this does not read, with a way out; empty where there is nothing."""
@@ -157,14 +163,17 @@ class TiffStrips:
             return f"it has {page.samplesperpixel} values a pixel; 1, 3 or 4 can be read"
         return ""
 
-    def read(self, top: int, bottom: int) -> Tensor:
+    def read(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> Tensor:
+        right = self.width if right is None else right
         if self.plain:  # old files may hold all rows in one strip: read no more than is asked for
-            return pixels(self._run(top, bottom)[:, : self.width, : self.channels])
+            return pixels(self._run(top, bottom)[:, left:right, : self.channels])
+        tiles = left // self.tile_width, -(-right // self.tile_width)
+        offset = tiles[0] * self.tile_width
         parts = []
         while top < bottom:
             number = top // self.band_height
-            band, start = self._band(number), number * self.band_height
-            parts.append(band[top - start : bottom - start, : self.width, : self.channels])
+            band, start = self._band(number, *tiles), number * self.band_height
+            parts.append(band[top - start : bottom - start, left - offset : right - offset, : self.channels])
             top = start + self.band_height
         return pixels(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
@@ -178,16 +187,19 @@ class TiffStrips:
         values = np.frombuffer(data, dtype).astype(self.page.dtype, copy=False)
         return values.reshape(bottom - top, self.full_width, self.page.samplesperpixel)
 
-    def _band(self, number: int) -> np.ndarray[Any, Any]:
-        if self.band is None or self.band[0] != number:
+    def _band(self, number: int, first: int, last: int) -> np.ndarray[Any, Any]:
+        """Tiles first ≤ i < last of a row of tiles."""
+        wanted = (number, first, last)
+        if self.band is None or self.band[0] != wanted:
             height = min(self.band_height, self.full_height - number * self.band_height)
-            band = np.zeros((height, self.full_width, self.page.samplesperpixel), self.page.dtype)
-            for index in range(number * self.across, (number + 1) * self.across):
+            offset, end = first * self.tile_width, min(last * self.tile_width, self.full_width)
+            band = np.zeros((height, end - offset, self.page.samplesperpixel), self.page.dtype)
+            for index in range(number * self.across + first, number * self.across + last):
                 tile, left = self._tile(index)
                 if tile is not None:  # a tile that was never written is black
-                    part = band[:, left : left + tile.shape[1]]
+                    part = band[:, left - offset : left - offset + tile.shape[1]]
                     part[: tile.shape[0]] = tile[: part.shape[0], : part.shape[1]]
-            self.band = (number, band)
+            self.band = (wanted, band)
         return self.band[1]
 
     def _tile(self, index: int) -> tuple[np.ndarray[Any, Any] | None, int]:

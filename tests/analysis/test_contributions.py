@@ -1,33 +1,46 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from veca.analysis.contributions import contributions, layer_contributions
-from veca.attention import Attention
+from veca.block import Attention
 from veca.model import Veca
-from veca.rope import patch_coords, rotation
+from veca.rope import Rotation, patch_coords, rotation
 
 from .conftest import SMALL, lively
 
 GRID, CORES = (4, 5), 3
 
 
-def one_layer(dense: bool) -> tuple[Attention, torch.Tensor, tuple]:
+class Layer(NamedTuple):
+    attention: Attention
+    cores: torch.Tensor
+    patches: torch.Tensor
+    by_core: Rotation
+    by_patch: Rotation
+
+
+def one_layer(dense: bool) -> Layer:
     config = dataclasses.replace(SMALL, attention="dense" if dense else "core")
     model = lively(config)
-    x = torch.randn(1, CORES + GRID[0] * GRID[1], config.width)
-    where = torch.cat((torch.rand(CORES, 2) * 2 - 1, patch_coords(*GRID)))[None]
-    by = rotation(where, config.head_width, config.rope_zero_fraction)
-    return model.blocks[0].attn, x, by
+    cores, patches = torch.randn(1, CORES, config.width), torch.randn(1, GRID[0] * GRID[1], config.width)
+    by = [
+        rotation(where[None], config.head_width, config.rope_zero_fraction)
+        for where in (torch.rand(CORES, 2) * 2 - 1, patch_coords(*GRID))
+    ]
+    return Layer(model.blocks[0].attn, cores, patches, *by)
 
 
-def slow(attention: Attention, x: torch.Tensor, by: tuple, reader: int) -> tuple[torch.Tensor, torch.Tensor]:
+def slow(layer: Layer, reader: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Σ_h a_ij^h v_j^h W_O^h for every j that `reader` may read, one vector at a time: T×D, and their norms."""
-    q, k, v = attention.project(x, by)
+    attention, x = layer.attention, torch.cat((layer.cores, layer.patches), dim=1)
+    by = Rotation(*(torch.cat(pair, dim=-2) for pair in zip(*((b.cos, b.sin) for b in layer[3:]), strict=True)))
+    q, k, v = attention.queries(x, by), attention.keys(x, by), attention.values(x)
     heads, width = attention.heads, q.shape[-1]
     readable = range(x.shape[1]) if attention.dense or reader < CORES else range(CORES)
     vectors = torch.zeros(x.shape[1], x.shape[2])
@@ -43,23 +56,24 @@ def slow(attention: Attention, x: torch.Tensor, by: tuple, reader: int) -> tuple
 @pytest.mark.parametrize("dense", [False, True])
 @torch.no_grad()
 def test_every_share_equals_the_slow_computation(dense: bool) -> None:
-    attention, x, by = one_layer(dense)
-    found = layer_contributions(attention, x, CORES, by)
+    layer = one_layer(dense)
+    found = layer_contributions(*layer)
     for reader in range(CORES):
-        _, norms = slow(attention, x, by, reader)
+        _, norms = slow(layer, reader)
         torch.testing.assert_close(found.cores[0, reader], norms / norms.sum(), rtol=1e-4, atol=1e-6)
     for patch in range(GRID[0] * GRID[1]):
-        _, norms = slow(attention, x, by, CORES + patch)
+        _, norms = slow(layer, CORES + patch)
         own = norms[:CORES] / norms[:CORES].sum()
         torch.testing.assert_close(found.patches[0, patch], own, rtol=1e-4, atol=1e-6)
 
 
 @torch.no_grad()
 def test_the_vectors_measured_are_what_the_layer_adds_up() -> None:
-    attention, x, by = one_layer(dense=False)
-    out = attention(x, CORES, by)[0]
+    layer = one_layer(dense=False)
+    attention = layer.attention
+    out = torch.cat(attention(*layer[1:]), dim=1)[0]
     for reader in (0, 2, 5, 19):
-        vectors, _ = slow(attention, x, by, reader)
+        vectors, _ = slow(layer, reader)
         torch.testing.assert_close(vectors.sum(0) + attention.out_proj.bias, out[reader], rtol=1e-4, atol=1e-5)
 
 
@@ -79,8 +93,8 @@ def test_layers_are_entered_as_in_the_forward_pass(table: bool) -> None:
         hook.remove()
     found = list(contributions(model, images, layers))
     assert len(found) == len(entered) == 3
-    for own, (module, (x, cores, by)) in zip(found, entered, strict=True):
-        expected = layer_contributions(module, x, cores, by)
+    for own, (module, args) in zip(found, entered, strict=True):
+        expected = layer_contributions(module, *args[:4])
         torch.testing.assert_close(own.patches, expected.patches)
         torch.testing.assert_close(own.cores, expected.cores)
         assert own.patches.shape == (1, 20, 8)

@@ -19,12 +19,10 @@ from transformers import (
 )
 
 from veca.distill.convert import copy_patch_embedding, copy_teacher, student_config
-from veca.distill.forcing import forced_layers
 from veca.distill.student import Student, estimate_standards
 from veca.errors import InputError
 from veca.model import Veca, create_model
 from veca.recipes.convert import Convert
-from veca.rope import join
 from veca.teachers import Teacher, load_teacher
 
 
@@ -125,23 +123,22 @@ def test_cores_are_grey_patches_on_the_position_table() -> None:
 
 
 @pytest.mark.parametrize("attention", ["core", "dense"])
-def test_the_forced_pass_is_the_models_own(attention: str) -> None:
-    """All patches, or a share of them, as `forward_layers` computes with the same patches put in."""
+def test_of_forced_patches_a_share_looks_and_all_are_read(attention: str) -> None:
     teacher = dinov3()
     student = Veca(student_config(teacher, attention=attention)).eval()
     copy_teacher(student, teacher)
     images = torch.randn(2, 3, 32, 48)
     layers = teacher(images, (2, 3), layers=True).layers
     assert layers is not None
-    expected = student.forward_layers(images, 8, forced_patches=[None, *layers[:-1]]).tokens
+    fed = [None, *layers[:-1]]
+    expected = student.forward_layers(images, 8, forced_patches=fed)
     chosen = torch.tensor([0, 2, 5])
     for checkpointing in (False, True):
         student.set_grad_checkpointing(checkpointing)
-        wholes, parts = (forced_layers(student, images, 8, layers[:-1], patches) for patches in (None, chosen))
-        for whole, part, e in zip(wholes, parts, expected, strict=True):
-            torch.testing.assert_close(whole, e)
-            torch.testing.assert_close(part[:, :8], e[:, :8])
-            torch.testing.assert_close(part[:, 8:], e[:, 8:][:, chosen])
+        part = student.forward_layers(images, 8, forced_patches=fed, looking=chosen)
+        for index in range(len(fed)):
+            torch.testing.assert_close(part.cores[index], expected.cores[index])
+            torch.testing.assert_close(part.patches[index], expected.patches[index][:, chosen])
 
 
 def test_forced_blocks_see_the_teachers_patches() -> None:
@@ -155,9 +152,8 @@ def test_forced_blocks_see_the_teachers_patches() -> None:
 
     def layers(forced: bool) -> list[torch.Tensor]:
         assert target.layers is not None
-        if forced:
-            return [x[:, 8:] for x in forced_layers(student.model, images, 8, target.layers[:-1], None)]
-        return [x[:, 8:] for x in student.model.forward_layers(images, 8).tokens]
+        fed = [None, *target.layers[:-1]] if forced else None
+        return student.model.forward_layers(images, 8, forced_patches=fed).patches
 
     before_forced, before_free = layers(True), layers(False)
     with torch.no_grad():
@@ -187,11 +183,11 @@ def test_fading_goes_from_the_teachers_patches_to_the_students_own() -> None:
         none, half = (student.forward_layers(images, 8, forced_patches=fed, forcing=x).tokens for x in (0.0, 0.5))
     for ours, theirs in zip(none, free, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    mixture = torch.cat((half[0][:, :8], 0.5 * half[0][:, 8:] + 0.5 * fed[1]), dim=1)  # what enters block 1
-    grid = (2, 3)
-    position = student.bank.move(student.bank.start(8, 2)[1], half[0][:, :8], 1).tanh()
-    by = join(student.rotation(position), student.patch_rotation(grid, images.device))
-    torch.testing.assert_close(student.blocks[1](mixture, 8, by), half[1])
+    cores, mixture = half[0][:, :8], 0.5 * half[0][:, 8:] + 0.5 * fed[1]  # what enters block 1
+    _, state, pace = student.bank(8, 2)
+    by = student.rotation(student.bank.move(state, pace, cores, 1).tanh())
+    left = student.blocks[1](cores, mixture, by, student.patch_rotation((2, 3), images.device))
+    torch.testing.assert_close(torch.cat(left, dim=1), half[1])
     assert not torch.allclose(half[1], forced.tokens[1], atol=1e-2)
 
     settings = Convert(train=("x",), teacher="t", out=Path("o"), forcing=0.2, fading=0.4)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veca.attention import Attention, probabilities
+from veca.block import Attention, Block, probabilities
 from veca.model import Layers, Veca
-from veca.rope import Rotation, join
+from veca.rope import Rotation
 
 ROWS = 1024  # patches of the dense arm that are looked at together: ROWS×(C+N) numbers, never N×N
 
@@ -42,25 +42,27 @@ class Contributions(NamedTuple):
 @torch.inference_mode()
 def contributions(model: Veca, images: Tensor, layers: Layers) -> Iterator[Contributions]:
     """The contributions in every layer, first to last, of what `model.forward_layers(images, cores)` returned."""
-    cores = layers.coords[0].shape[1]
     by_patch = model.patch_rotation(layers.grid, images.device)
-    patches, _ = model.embed(images)
-    start, _ = model.bank.start(cores, images.shape[0])
-    entering = [torch.cat((start.to(patches.dtype), patches), dim=1), *layers.tokens[:-1]]
-    for block, x, coords in zip(model.blocks, entering, layers.coords, strict=True):
-        by = join(model.rotation(coords), by_patch)
-        yield layer_contributions(block.attn, block.norm_attn(x), cores, by)  # type: ignore[arg-type, operator]
+    entering = [layers.start, *zip(layers.cores, layers.patches, strict=True)]
+    for block, (cores, patches), coords in zip(model.blocks, entering[:-1], layers.coords, strict=True):
+        assert isinstance(block, Block)
+        normed = block.norm_attn(cores), block.norm_attn(patches)
+        yield layer_contributions(block.attn, *normed, model.rotation(coords), by_patch)
 
 
-def layer_contributions(attention: Attention, x: Tensor, cores: int, by: Rotation) -> Contributions:
-    """The contributions in one layer, for the arguments of `Attention.forward` (x: B×(C+N)×D)."""
-    q, k, v = attention.project(x, by)
-    grams = value_grams(v, attention.out_proj.weight)
-    core_rows = norms(probabilities(q[:, :, :cores], k), grams)
-    readable = k if attention.dense else k[:, :, :cores]
+def layer_contributions(
+    attention: Attention, cores: Tensor, patches: Tensor, by_core: Rotation | None, by_patch: Rotation | None
+) -> Contributions:
+    """The contributions in one layer, for the arguments of `Attention.forward` (B×C×D and B×N×D)."""
+    side = attention.ask(cores, by_core)
+    count = cores.shape[1]
+    key = torch.cat((side.key, attention.keys(patches, by_patch)), dim=-2)
+    grams = value_grams(torch.cat((side.value, attention.values(patches)), dim=-2), attention.out_proj.weight)
+    core_rows = norms(probabilities(side.query, key), grams)
+    readable = key if attention.dense else side.key
     patch_rows = [
-        norms(probabilities(rows, readable)[..., :cores], grams[:, :cores])
-        for rows in q[:, :, cores:].split(ROWS, dim=2)
+        norms(probabilities(rows, readable)[..., :count], grams[:, :count])
+        for rows in attention.queries(patches, by_patch).split(ROWS, dim=2)
     ]
     return Contributions(normalised(torch.cat(patch_rows, dim=1)), normalised(core_rows))
 

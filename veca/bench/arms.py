@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veca.attention import attend
 from veca.bench.flops import dino
+from veca.block import attend
 from veca.config import VecaConfig
 from veca.errors import InputError, require
 from veca.model import Veca

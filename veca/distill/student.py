@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from veca.config import model_config
 from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
-from veca.distill.forcing import forced_layers
 from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
 from veca.distill.settings import Settings
 from veca.errors import InputError
@@ -91,23 +90,26 @@ class Student(nn.Module):
         """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
         hints, given = hint_weight > 0, target.layers
         assert given is not None or not forced
-        if forced == 1:
+        fed, looking = None, None
+        if forced:
             assert given is not None
-            chosen = choose_patches(target.patches.shape[1], share, images.device)
-            if chosen is not None:
-                target = TeacherOutput(target.cls, target.patches[:, chosen], given[:, :, chosen])
-            layers = forced_layers(self.model, images, cores, given[:-1], chosen)
-        else:
-            fed = [None, *given[:-1]] if forced and given is not None else None
-            layers = self.model.forward_layers(
-                images, cores, forced_patches=fed, forcing=forced, last_only=not hints
-            ).tokens
-        tokens = self.model.project(self.model.norm(layers[-1]))
-        loss = distillation_loss(tokens[:, 0], tokens[:, cores:], target.cls, target.patches, standards)
+            fed = [
+                None,
+                *given[:-1],
+            ]  # the first block gets the student's own: every parameter takes part
+            if forced == 1:  # only then is what leaves a block not needed by the next
+                looking = choose_patches(target.patches.shape[1], share, images.device)
+            if looking is not None:
+                target = TeacherOutput(target.cls, target.patches[:, looking], given[:, :, looking])
+        layers = self.model.forward_layers(
+            images, cores, forced_patches=fed, forcing=forced, looking=looking, last_only=not hints
+        )
+        cls, patches = self.model.output(layers.cores[-1][:, 0]), self.model.output(layers.patches[-1])
+        loss = distillation_loss(cls, patches, target.cls, target.patches, standards)
         if hints:
             assert target.layers is not None
             assert hint_standard is not None
-            hint = hint_weight * hint_loss([x[:, cores:] for x in layers], target.layers, hint_standard)
+            hint = hint_weight * hint_loss(layers.patches, target.layers, hint_standard)
             loss = loss._replace(total=loss.total + hint, hints=hint)
         return loss
 

@@ -14,7 +14,7 @@ from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
 from transformers.utils import can_return_tuple
 
-from veca.attention import AttentionMaps
+from veca.block import AttentionMaps
 from veca.cores import CoreBank, spread_points
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.processing import VecaImageProcessor
@@ -127,9 +127,7 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         count = layers.coords[-1].shape[1]
         states = None
         if hidden:
-            patches, _ = plain.embed(pixel_values)
-            tokens, _ = plain.bank.start(count, len(pixel_values))
-            states = (torch.cat((tokens.to(patches.dtype), patches), dim=1), *layers.tokens)
+            states = (torch.cat(layers.start, dim=1), *layers.tokens)
         return Seen(
             tokens=plain.project(plain.norm(layers.tokens[-1])),
             cores=count,

@@ -1,0 +1,439 @@
+"""Scan an image once, look anywhere later (docs/scan.md).
+
+    scan = model.scan("slide.tif", cores=64)
+    scan.cls, scan.cores, scan.size
+    scan.look(box=(x, y, width, height))            # as in the whole pass, whatever the image's size
+    scan.look(points=[(x, y), …])                   # centred on any pixels
+    scan.look(stride=7)                             # the whole image, twice as fine along each axis
+    scan.save("slide.scan");  veca.open_scan("slide.scan", "slide.tif", model)
+
+A patch reads only the cores. So whoever keeps the cores' keys and values of every layer can take any patch of that
+image through the network later, exactly: 2·L·C·D numbers, whatever the image's size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from veca import table
+from veca._version import __version__
+from veca.block import CoreSide
+from veca.errors import InputError
+from veca.files import whole_file
+from veca.fused import piece_size
+from veca.images import stored_values
+from veca.rope import Rotation
+from veca.streaming import (
+    Precision,
+    Report,
+    checked,
+    collect,
+    dtype_of,
+    grid_of,
+    refuse_changed,
+    token_buffer,
+    travel,
+    verbs_of,
+)
+from veca.strips import Strips, StripSource, open_strips
+
+if TYPE_CHECKING:
+    from veca.model import Veca
+
+FORMAT = 1
+SAMPLES = 16  # an image is recognised by the mean colours of so many patches along each axis
+ALIKE = 0.05  # largest difference of such a colour, in deviations: decoders round differently
+LARGEST = 2**30  # bytes of a scan file that is opened
+Where = "str | os.PathLike[str] | np.ndarray[Any, Any] | Tensor | None"
+
+
+class Look(NamedTuple):
+    """Features of some patches of a scanned image."""
+
+    features: Tensor
+    """h×w×D′ of a box, n×D′ of points; zeros where `inside` is false"""
+    centres: Tensor
+    """h×w×2 or n×2: the middle of each patch, (x, y) in pixels of the source"""
+    box: tuple[int, int, int, int]
+    """(x, y, width, height) in pixels that the cells of a box cover, or that the points' patches span"""
+    inside: Tensor
+    """h×w or n: whether the mask of the scan includes it (all true without a mask)"""
+
+
+class Scan:
+    """What the cores went through on one image. `model.scan` makes it, `veca.open_scan` reads it back."""
+
+    def __init__(
+        self,
+        model: Veca,
+        strips: Strips,
+        path: list[CoreSide],  # 1×H×C×d, per layer; the query is not needed any more
+        cores: Tensor,  # C×D′
+        coords: Tensor,  # C×2
+        share: float,
+        inside: Tensor | None,  # h×w
+    ) -> None:
+        self.model, self.strips, self.path = model, strips, path
+        self.cores = cores
+        """C×D′, the cores' features"""
+        self.coords = coords
+        """C×2, where they sat in the last layer: (x, y) in [−1, 1]"""
+        self.share = share
+        """how many of the patches were read"""
+        self.inside = inside
+        """h×w, which patches the mask includes; None: all"""
+        self.size = strips.size
+        """(width, height) of the source in pixels"""
+        self.grid = grid_of(model, strips)
+        """(h, w), in patches"""
+
+    @property
+    def cls(self) -> Tensor:
+        """D′, the global feature: the first core"""
+        return self.cores[0]
+
+    @torch.inference_mode()
+    def look(
+        self,
+        box: tuple[int, int, int, int] | None = None,
+        points: Tensor | np.ndarray[Any, Any] | list[tuple[float, float]] | None = None,
+        stride: int | None = None,
+        report: Report | None = None,
+    ) -> Look:
+        """The dense feature of a part of the image, later, as the whole pass would give it.
+
+        `box` is (x, y, width, height) in pixels of the source: one feature for each cell of stride×stride pixels that
+        it touches; without it the whole image. A stride of the patch size (the default) is the model's own grid, a
+        smaller one gives a finer map, of patches that overlap. `points` are (x, y) instead: a feature centred on each,
+        to the nearest whole pixel. Patches at the border are moved inside the image.
+        """
+        stride = self.checked_stride(stride)
+        if points is not None:
+            if box is not None:
+                raise InputError("look at a box or at points, not both")
+            return self.look_at_points(points, report)
+        across, down, covered = self.cells(box, stride)
+        lefts, tops = (
+            corners(axis, self.model.patch_size, length)
+            for axis, length in ((across, self.strips.width), (down, self.strips.height))
+        )
+        inside = self.inside_of(lefts[None, :], tops[:, None])
+        found = torch.zeros(*inside.shape, self.model.config.feature_width)
+        step = max(1, self.piece // len(lefts))
+        for first in range(0, len(tops), step):
+            part = slice(first, first + step)
+            if inside[part].any():
+                found[part][inside[part]] = self.features_of_cells(lefts, tops[part], inside[part])
+            if report is not None:
+                report("look", min(first + step, len(tops)), len(tops))
+        half = self.model.patch_size / 2
+        centres = torch.stack(torch.meshgrid(lefts + half, tops + half, indexing="xy"), dim=-1)
+        return Look(found, centres, covered, inside)
+
+    def look_at_points(self, points: Any, report: Report | None) -> Look:
+        given = torch.as_tensor(np.asarray(points, dtype=np.float64))
+        if given.ndim != 2 or given.shape[1] != 2 or not len(given):
+            raise InputError(f"points are pairs (x, y), n×2, not {'×'.join(map(str, given.shape))}")
+        width, height = self.strips.width, self.strips.height
+        outside = ~((given >= 0) & (given <= torch.tensor([width, height]))).all(dim=1)
+        if outside.any():
+            x, y = given[outside][0].tolist()
+            raise InputError(f"the point ({x:g}, {y:g}) is outside the image, whose patches cover {width}×{height}")
+        patch = self.model.patch_size
+        lefts, tops = corners(given[:, 0], patch, width), corners(given[:, 1], patch, height)
+        inside = self.inside_of(lefts, tops)
+        found = torch.zeros(len(given), self.model.config.feature_width)
+        order = torch.argsort(tops * width + lefts)  # from top to bottom, as files are stored
+        order = order[inside[order]]
+        for first in range(0, len(order), self.piece):
+            wanted = order[first : first + self.piece]
+            squares = torch.cat(
+                [
+                    self.strips.read(top, top + patch, left, left + patch)
+                    for left, top in zip(lefts[wanted].tolist(), tops[wanted].tolist(), strict=True)
+                ]
+            )
+            coords = torch.stack((self.coordinate(lefts[wanted], width), self.coordinate(tops[wanted], height)), dim=-1)
+            rows = self.tokens(squares)
+            if self.model.config.positions == "table":
+                rows = rows + table.at_points(self.model.table, coords.to(rows.device)).to(rows.dtype)
+            found[wanted] = self.along(rows, self.model.rotation(coords.to(rows.device)[None]))
+            if report is not None:
+                report("look", min(first + self.piece, len(order)), len(order))
+        left, top = int(lefts.min()), int(tops.min())
+        covered = (left, top, int(lefts.max()) + patch - left, int(tops.max()) + patch - top)
+        return Look(found, torch.stack((lefts, tops), dim=-1) + patch / 2, covered, inside)
+
+    def features_of_cells(self, lefts: Tensor, tops: Tensor, inside: Tensor) -> Tensor:
+        """Of the patches with these left and upper edges (w and h numbers) that are inside (h×w): n×D′."""
+        patch, model = self.model.patch_size, self.model
+        left, top = int(lefts.min()), int(tops.min())
+        pixels = self.strips.read(top, int(tops.max()) + patch, left, int(lefts.max()) + patch)[0]
+        row, column = inside.nonzero(as_tuple=True)
+        if len(row) == len(lefts) * len(tops) and is_grid(lefts, patch) and is_grid(tops, patch):
+            rows = model.patch_embed(pixels[None].to(self.device, dtype_of(model)))[0][0]
+        else:
+            window = torch.arange(patch)
+            y, x = (tops - top)[row][:, None] + window, (lefts - left)[column][:, None] + window  # n×p
+            rows = self.tokens(pixels[:, y[:, :, None], x[:, None, :]].transpose(0, 1))
+        across = self.coordinate(lefts, self.strips.width).to(rows.device)
+        down = self.coordinate(tops, self.strips.height).to(rows.device)
+        row, column = row.to(rows.device), column.to(rows.device)
+        if model.config.positions == "table":
+            entries = table.on_lattice(model.table, across, down)
+            rows = rows + entries[row * len(lefts) + column].to(rows.dtype)
+        by = model.lattice_rotation(across, down)
+        return self.along(rows, by and by.at(row * len(lefts) + column))
+
+    def tokens(self, squares: Tensor) -> Tensor:
+        """n×3×p×p pixels → n×D, without positions."""
+        embedded: Tensor = self.model.patch_embed(squares.to(self.device, dtype_of(self.model)))[0][:, 0]
+        return embedded
+
+    def along(self, rows: Tensor, by: Rotation | None) -> Tensor:
+        """Patch tokens (n×D) through all layers along the stored path: n×D′ float32 on the CPU."""
+        x = rows[None].to(dtype_of(self.model)).contiguous()
+        for block, side in zip(verbs_of(self.model), self.path, strict=True):
+            x = block.look(x, block.norm_attn(x), by, side)
+        return self.model.output(x)[0].float().cpu()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.patch_embed.proj.weight.device
+
+    @property
+    def piece(self) -> int:
+        return piece_size(self.model.blocks[0], dtype_of(self.model))  # type: ignore[arg-type]
+
+    def checked_stride(self, stride: int | None) -> int:
+        patch = self.model.patch_size
+        if stride is None:
+            return patch
+        if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= patch:
+            raise InputError(f"stride is a whole number of pixels from 1 to the patch size {patch}, not {stride!r}")
+        return stride
+
+    def cells(
+        self, box: tuple[int, int, int, int] | None, stride: int
+    ) -> tuple[Tensor, Tensor, tuple[int, int, int, int]]:
+        """Centres of the cells that a box touches, along x and along y, and the pixels that they cover."""
+        width, height = self.strips.width, self.strips.height
+        if box is None:
+            box = (0, 0, width, height)
+        if len(box) != 4 or any(isinstance(value, bool) or int(value) != value for value in box):
+            raise InputError(f"a box is (x, y, width, height) in whole pixels, not {box!r}")
+        x, y, wide, high = (int(value) for value in box)
+        if wide < 1 or high < 1 or x < 0 or y < 0 or x + wide > self.size[0] or y + high > self.size[1]:
+            raise InputError(f"the box {x},{y},{wide},{high} is not inside the image of {self.size[0]}×{self.size[1]}")
+        if x >= width or y >= height:
+            raise InputError(f"the box {x},{y},{wide},{high} lies beyond the last whole patch ({width}×{height})")
+        columns = range(x // stride, -(-min(x + wide, width) // stride))
+        rows = range(y // stride, -(-min(y + high, height) // stride))
+        covered = (
+            columns.start * stride,
+            rows.start * stride,
+            min(columns.stop * stride, width) - columns.start * stride,
+            min(rows.stop * stride, height) - rows.start * stride,
+        )
+        across, down = ((torch.tensor(list(axis)).double() + 0.5) * stride for axis in (columns, rows))
+        return across, down, covered
+
+    def coordinate(self, edges: Tensor, length: int) -> Tensor:
+        """Of patches with these left (or upper) edges in an image so many pixels long: in [−1, 1]."""
+        return ((edges.double() + self.model.patch_size / 2) / length * 2 - 1).float()
+
+    def inside_of(self, lefts: Tensor, tops: Tensor) -> Tensor:
+        """Whether the grid's patch below the middle of each of these is inside the mask."""
+        half = self.model.patch_size // 2
+        column, row = (lefts + half) // self.model.patch_size, (tops + half) // self.model.patch_size
+        column, row = torch.broadcast_tensors(column, row)
+        return torch.ones(column.shape, dtype=torch.bool) if self.inside is None else self.inside[row, column]
+
+    def save(self, file: str | Path) -> None:
+        """About a megabyte: keys and values in float16, with what tells the model and the image again."""
+        from veca.backbones import weights_digest
+
+        side = [torch.stack([getattr(layer, name)[0] for layer in self.path]) for name in ("key", "value")]
+        limit = torch.finfo(torch.float16).max
+        if any(float(part.float().abs().amax()) > limit for part in side):
+            raise InputError("a key or value of the cores is too large for the float16 of a scan file")
+        tensors = {
+            "keys": side[0].to("cpu", torch.float16),  # L×H×C×d
+            "values": side[1].to("cpu", torch.float16),
+            "cores": self.cores.float().cpu(),
+            "coords": self.coords.float().cpu(),
+            "colours": sample_colours(self.strips, self.model.patch_size),
+        }
+        if self.inside is not None:
+            tensors["inside"] = torch.from_numpy(np.packbits(self.inside.numpy()))
+        about = {
+            "format": FORMAT,
+            "weights": weights_digest(self.model),
+            "size": list(self.size),
+            "share": self.share,
+            "cores": len(self.cores),
+            "veca": __version__,
+        }
+        with whole_file(file) as temporary:
+            whole = {name: part.contiguous() for name, part in tensors.items()}
+            save_file(whole, temporary, {"scan": json.dumps(about)})
+
+
+def is_grid(edges: Tensor, patch: int) -> bool:
+    """Whether patches at these edges lie side by side."""
+    return bool((edges.diff() == patch).all())
+
+
+def corners(centres: Tensor, patch: int, length: int) -> Tensor:
+    """Left (or upper) edges, in whole pixels inside the image, of patches with these centres."""
+    return (centres - patch / 2 + 0.5).floor().long().clamp(0, length - patch)
+
+
+@torch.inference_mode()
+def scan(
+    model: Veca,
+    source: StripSource,
+    cores: int | None = None,
+    tile: int | None = None,
+    share: float = 1.0,
+    where: Any = None,
+    tokens: Precision = "float32",
+    spill: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    report: Report | None = None,
+) -> Scan:
+    """See `Veca.scan`."""
+    budget, tile = checked(model, cores, tile, tokens, out)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise InputError(f"share must lie above 0 and at most at 1 (all patches), not {share!r}")
+    if out is not None and (share < 1 or where is not None):
+        raise InputError("a file for the dense feature needs all patches: scan without it, then look")
+    strips = open_strips(source, model.patch_size)
+    try:
+        grid = grid_of(model, strips)
+        inside = None if where is None else mask_of(where, grid)
+        chosen = choose(grid, share, inside)
+        count = grid[0] * grid[1] if chosen is None else len(chosen)
+        with token_buffer(model, count, tokens, spill) as buffer:
+            journey = travel(
+                model, strips, chosen, budget, tile, buffer, report, keep_path=True, look_last=out is not None
+            )
+            if out is not None:
+                collect(model, buffer, grid, tile, out, report)
+    except BaseException:
+        strips.__exit__(None, None, None)
+        raise
+    features = model.output(journey.cores)[0].float().cpu()
+    return Scan(model, strips, journey.path, features, journey.coords[0].cpu(), share, inside)
+
+
+def choose(grid: tuple[int, int], share: float, inside: Tensor | None) -> Tensor | None:
+    """Numbers of the patches to read, in order: an even share of those inside the mask; None: all.
+
+    Ranked by the fractional part of x·g⁻¹ + y·g⁻² (g the plastic number), any share of the patches is spread evenly
+    over the image, without a lattice that could fall in step with what is on it.
+    """
+    if share == 1 and inside is None:
+        return None
+    candidates = torch.arange(grid[0] * grid[1]) if inside is None else inside.flatten().nonzero()[:, 0]
+    if not len(candidates):
+        raise InputError("the mask leaves no patch to read")
+    if share == 1:
+        return candidates
+    row, column = candidates // grid[1], candidates % grid[1]
+    rank = torch.frac(column.double() * 0.7548776662466927 + row.double() * 0.5698402909980532).argsort(stable=True)
+    return candidates[rank[: max(1, round(share * len(candidates)))]].sort().values
+
+
+def mask_of(where: Any, grid: tuple[int, int]) -> Tensor:
+    """A mask of any resolution, laid over the grid: patches that it covers at least by half (h×w)."""
+    name = "the mask"
+    if isinstance(where, (str, os.PathLike)):
+        name, where = str(where), stored_values(where)
+    mask = torch.as_tensor(np.array(where) if isinstance(where, np.ndarray) else where)
+    if mask.ndim == 3:  # a picture: any colour but black
+        mask = (mask != 0).any(-1) if mask.shape[-1] <= 4 else mask
+    if mask.ndim != 2 or not mask.numel():
+        raise InputError(f"{name}: a mask is H×W, not {'×'.join(map(str, mask.shape))}")
+    covered = nn.functional.adaptive_avg_pool2d((mask != 0).float()[None, None], grid)[0, 0]
+    return covered >= 0.5
+
+
+def sample_colours(strips: Strips, patch: int) -> Tensor:
+    """The mean colours of evenly spread patches (n×3): by these an image is recognised."""
+    grid = strips.height // patch, strips.width // patch
+    rows, columns = (np.linspace(0, count - 1, min(SAMPLES, count)).round().astype(int) * patch for count in grid)
+    means = [strips.read(y, y + patch, x, x + patch)[0].mean((1, 2)) for y in rows.tolist() for x in columns.tolist()]
+    return torch.stack(means).half()
+
+
+def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) -> Scan:
+    """A scan that `Scan.save` wrote, with the image it was made of and the model that made it.
+
+    Both are recognised: the model by a digest of its weights, the image by its size and the colours of 256 patches.
+    """
+    from veca.backbones import weights_digest
+
+    refuse_changed(model)
+    about, tensors = read_scan(Path(file), model)
+    if about["weights"] != weights_digest(model):
+        raise InputError(f"{file} was made with other weights than this model's; scan the image again with this one")
+    strips = open_strips(source, model.patch_size)
+    name = source if isinstance(source, (str, os.PathLike)) else "the image"
+    if list(strips.size) != about["size"]:
+        size, given = ("×".join(map(str, pair)) for pair in (about["size"], strips.size))
+        raise InputError(f"{file} was made of an image of {size} pixels; {name} has {given}")
+    colours = sample_colours(strips, model.patch_size).float()
+    if colours.shape != tensors["colours"].shape or not bool(
+        ((colours - tensors["colours"].float()).abs() <= ALIKE).all()
+    ):
+        raise InputError(f"{file} was made of another image than {name}: their colours differ")
+    grid, inside = grid_of(model, strips), None
+    if "inside" in tensors:
+        bits = np.unpackbits(tensors["inside"].numpy())[: grid[0] * grid[1]]
+        if len(bits) != grid[0] * grid[1]:
+            raise InputError(f"{file}: its mask does not fit the image; the file is damaged")
+        inside = torch.from_numpy(bits.astype(bool)).view(grid)
+    device, dtype = model.patch_embed.proj.weight.device, dtype_of(model)
+    keys, values = (tensors[part].to(device, dtype) for part in ("keys", "values"))
+    path = [CoreSide(key[None], key[None], value[None]) for key, value in zip(keys, values, strict=True)]
+    return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside)
+
+
+def read_scan(file: Path, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a scan file, checked against the model's shape."""
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    if file.stat().st_size > LARGEST:
+        raise InputError(f"{file}: {file.stat().st_size / 1e9:.1f} GB is no scan; those have about a megabyte")
+    try:
+        with safe_open(file, "pt") as opened:
+            about = json.loads((opened.metadata() or {})["scan"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        config, cores = model.config, int(about["cores"])
+        if about["format"] != FORMAT:
+            raise InputError(f"{file} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
+        side = (config.depth, config.heads, cores, config.head_width)
+        expected = {"keys": side, "values": side, "cores": (cores, config.feature_width), "coords": (cores, 2)}
+        if any(tuple(tensors[name].shape) != shape for name, shape in expected.items()):
+            raise InputError(f"{file} was made with a model of another shape; scan the image again with this one")
+        if not all(bool(torch.isfinite(part).all()) for part in tensors.values() if part.is_floating_point()):
+            raise InputError(f"{file}: it holds values that are not finite; the file is damaged")
+        share = about["share"]
+        if not isinstance(about["weights"], str) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise ValueError("header")
+        tensors["colours"], about["size"] = tensors["colours"], [int(side) for side in about["size"]]
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{file}: not a scan that veca wrote, or damaged") from None
+    return about, tensors
