@@ -42,7 +42,23 @@ def small(**overrides: object) -> Veca:
 # An independent computation: one sequence, one N×N mask, complex rotations, loops where loops are clear.
 
 
-def expected_forward(model: Veca, images: Tensor, cores: int) -> tuple[Tensor, Tensor]:
+def cubic(entries: Tensor, at: float) -> Tensor:
+    """A table at `at` along its first axis (0: the middle of the first entry): bicubic, a = −0.75, ends repeated."""
+    first, total = math.floor(at), torch.zeros_like(entries[0])
+    for tap in range(first - 1, first + 3):
+        x = abs(at - tap)
+        weight = (1.25 * x - 2.25) * x * x + 1 if x <= 1 else ((-0.75 * x + 3.75) * x - 6) * x + 3
+        total = total + weight * entries[min(max(tap, 0), len(entries) - 1)]
+    return total
+
+
+def expected_forward(
+    model: Veca,
+    images: Tensor,
+    cores: int,
+    chosen: Tensor | None = None,  # only these patches of the grid take part
+    extra: tuple[list[int], list[int]] | None = None,  # left and upper edges of further patches, which nobody reads
+) -> tuple[Tensor, Tensor]:
     """All output tokens and core coordinates, from the weights and docs/mathematics.md alone, in float64."""
     config, weights = model.config, {name: tensor.double() for name, tensor in model.state_dict().items()}
     p, d = config.patch_size, config.width // config.heads
@@ -54,11 +70,24 @@ def expected_forward(model: Veca, images: Tensor, cores: int) -> tuple[Tensor, T
         table = weights["table"].permute(2, 0, 1)[None]
         table = nn.functional.interpolate(table, size=(h, w), mode="bicubic", align_corners=False)
         patches = patches + table[0].flatten(1).T
+    where = torch.tensor([[(j + 0.5) / w * 2 - 1, (i + 0.5) / h * 2 - 1] for i in range(h) for j in range(w)]).double()
+    if chosen is not None:
+        patches, where = patches[:, chosen], where[chosen]
+    read = cores + patches.shape[1]
+    for left, top in zip(*(extra or ([], [])), strict=True):
+        square = images[:, :, top : top + p, left : left + p].double().flatten(1)
+        token = square @ weights["patch_embed.proj.weight"].flatten(1).T + weights["patch_embed.proj.bias"]
+        centre = ((left + p / 2) / width, (top + p / 2) / height)
+        if config.positions == "table":
+            size = config.table_size
+            token = token + cubic(cubic(weights["table"], centre[1] * size - 0.5), centre[0] * size - 0.5)
+        patches = torch.cat((patches, token[:, None]), 1)
+        where = torch.cat((where, torch.tensor([[2 * side - 1 for side in centre]]).double()))
     x = torch.cat((weights["bank.tokens"][:cores].expand(batch, -1, -1), patches), 1)
-    mask = torch.ones(cores + h * w, cores + h * w, dtype=torch.bool)
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
     if config.attention == "core":
         mask[cores:, cores:] = False
-    where = torch.tensor([[(j + 0.5) / w * 2 - 1, (i + 0.5) / h * 2 - 1] for i in range(h) for j in range(w)]).double()
+    mask[:, read:] = False
     state = weights["bank.states"][:cores].expand(batch, -1, -1)
 
     def linear(x: Tensor, name: str) -> Tensor:

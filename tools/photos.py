@@ -5,9 +5,9 @@
 | shards | from | what |
 | --- | --- | --- |
 | `coco-*.tar` | hai4h/cnn-edge-detection, `train2017` | COCO train2017, squashed to 256² there |
-| `large-*.tar` | minto5z/coco_yolo; jbhuang0604/SelfExSR, Urban100; xieyifang0508/fasterrcnn, `test-A-image` | real pixels |
+| `large-*.tar` | minto5z/coco_yolo; jbhuang0604/SelfExSR; xieyifang0508/fasterrcnn, `test-A-image` | real pixels |
 
-The true aspect ratios of the squashed ones are not known: one between 3:4 and 4:3 is drawn for each, and its longer side
+The true aspect ratios of the squashed ones are not known: one between 3:4 and 4:3 is drawn for each, the longer side
 enlarged. Of the large ones the short side is at most 1008. What judges is left out: `VOC2007` of the last repository,
 and everything under ../shared/data. The shards stay outside the checkout.
 """

@@ -90,8 +90,8 @@ class Attention(nn.Module):
             patches, by_patch = patches[:, looking], by_patch and by_patch.at(looking)
         told = everything if self.dense else (side.key, side.value)
         return (
-            self.out(attend(side.query, *everything)),
-            self.out(attend(self.queries(patches, by_patch), *told)),
+            self.out(self.attend(side.query, *everything)),
+            self.out(self.attend(self.queries(patches, by_patch), *told)),
         )
 
     def ask(self, cores: Tensor, by: Rotation | None) -> CoreSide:
@@ -109,6 +109,9 @@ class Attention(nn.Module):
     def out(self, mixed: Tensor) -> Tensor:  # B×H×T×d → B×T×D
         update: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return update
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v)
 
     def split(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -160,7 +163,7 @@ class Block(nn.Module):
 
     def look(self, patches: Tensor, view: Tensor, by: Rotation | None, side: CoreSide) -> Tensor:
         """These patches after this block, whatever others there are; `view` is their norm."""
-        return self.finish(patches, self.attn.out(attend(self.attn.queries(view, by), side.key, side.value)))
+        return self.finish(patches, self.attn.out(self.attn.attend(self.attn.queries(view, by), side.key, side.value)))
 
     def settle(self, cores: Tensor, side: CoreSide, seen: Read) -> Tensor:
         """The cores after this block: they read themselves too."""

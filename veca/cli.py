@@ -16,6 +16,8 @@ from veca.errors import InputError
 # name: (module, function, one line of help). The function's docstring and typed arguments are its own --help.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "features": ("veca.features", "main", "write features of photos as .npz files"),
+    "scan": ("veca.scan_command", "main", "scan images of any size once, for looking at any part of them later"),
+    "look": ("veca.scan_command", "main_look", "features of any part of a scanned image"),
     "explore": ("veca.analysis.command", "main", "pictures of what the model sees, or an interactive page"),
     "distill": ("veca.distill.command", "main", "train a model from a frozen teacher"),
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),

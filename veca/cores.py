@@ -25,8 +25,8 @@ class CoreBank(nn.Module):
 
     def forward(self, cores: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         """The first `cores` tokens (B×C×D), their states (B×C×2, float32) and how far each layer moves them (L−1)."""
-        tokens = self.tokens[:cores].expand(batch, -1, -1)
-        return tokens, self.states[:cores].float().expand(batch, -1, -1), self.alpha.float()
+        tokens, states = (part[:cores].expand(batch, -1, -1).clone() for part in (self.tokens, self.states))
+        return tokens, states.float(), self.alpha.clone().float()  # a module's result is never its parameter
 
     def move(self, state: Tensor, pace: Tensor, tokens: Tensor, layer: int) -> Tensor:
         """The states (B×C×2) before block `layer` ≥ 1, from the core tokens (B×C×D) that reach it."""

@@ -25,7 +25,7 @@ import tyro
 from torch import Tensor, nn
 
 from veca._version import __version__
-from veca.block import Attention, Block
+from veca.block import Attention, Block, probabilities
 from veca.errors import InputError, require
 from veca.files import whole_file
 from veca.images import MEAN, STD, open_image, preprocess
@@ -227,14 +227,30 @@ class ExportedNetwork(nn.Module):
         for block in self.model.blocks:
             assert isinstance(block, Block)
             block.attn = ExportedAttention(block.attn)
+        for module in list(self.model.modules()):
+            for name, layer in module.named_children():
+                if isinstance(layer, nn.Linear):
+                    setattr(module, name, Product(layer))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         out = self.model(images, cores=self.cores)
         return out.cls, out.patches, out.cores, out.coords
 
 
+class Product(nn.Module):
+    """A linear layer by its transposed weight: one constant for cores and patches, which the quantiser recognises."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
 class ExportedAttention(Attention):
-    """onnxruntime is faster when the channels that turn together lie half a head apart."""
+    """The same in the operators that onnxruntime runs fastest: channels that turn together lie half a head apart."""
 
     def __init__(self, attention: Attention) -> None:
         nn.Module.__init__(self)
@@ -243,6 +259,10 @@ class ExportedAttention(Attention):
         apart = torch.arange(self.heads * width).view(self.heads, width // 2, 2).transpose(1, 2).flatten()
         self.q_proj, self.k_proj = reordered(attention.q_proj, apart), reordered(attention.k_proj, apart)
         self.v_proj, self.out_proj = attention.v_proj, attention.out_proj
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """In plain products: the quantiser knows no fused attention."""
+        return probabilities(q, k) @ v
 
     def turn(self, x: Tensor, by: Rotation | None) -> Tensor:  # B×H×T×d
         if by is None:

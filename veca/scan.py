@@ -258,8 +258,11 @@ class Scan:
         column, row = torch.broadcast_tensors(column, row)
         return torch.ones(column.shape, dtype=torch.bool) if self.inside is None else self.inside[row, column]
 
-    def save(self, file: str | Path) -> None:
-        """About a megabyte: keys and values in float16, with what tells the model and the image again."""
+    def save(self, file: str | Path, **more: Any) -> None:
+        """About a megabyte: keys and values in float16, and what tells the model and the image again.
+
+        `more` goes to the file's header.
+        """
         from veca.backbones import weights_digest
 
         side = [torch.stack([getattr(layer, name)[0] for layer in self.path]) for name in ("key", "value")]
@@ -276,6 +279,7 @@ class Scan:
         if self.inside is not None:
             tensors["inside"] = torch.from_numpy(np.packbits(self.inside.numpy()))
         about = {
+            **more,
             "format": FORMAT,
             "weights": weights_digest(self.model),
             "size": list(self.size),
@@ -409,31 +413,47 @@ def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) ->
     return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside)
 
 
-def read_scan(file: Path, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a scan file, checked against the model's shape."""
+def scan_header(file: Path) -> dict[str, Any]:
+    """What a scan file says of itself, checked."""
     if not file.is_file():
-        raise InputError(f"{file}: no such file")
+        raise InputError(f"{file}: {'is a folder, not a scan' if file.is_dir() else 'no such file'}")
     if file.stat().st_size > LARGEST:
         raise InputError(f"{file}: {file.stat().st_size / 1e9:.1f} GB is no scan; those have about a megabyte")
     try:
         with safe_open(file, "pt") as opened:
             about = json.loads((opened.metadata() or {})["scan"])
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        config, cores = model.config, int(about["cores"])
         if about["format"] != FORMAT:
             raise InputError(f"{file} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
-        side = (config.depth, config.heads, cores, config.head_width)
-        expected = {"keys": side, "values": side, "cores": (cores, config.feature_width), "coords": (cores, 2)}
-        if any(tuple(tensors[name].shape) != shape for name, shape in expected.items()):
-            raise InputError(f"{file} was made with a model of another shape; scan the image again with this one")
-        if not all(bool(torch.isfinite(part).all()) for part in tensors.values() if part.is_floating_point()):
-            raise InputError(f"{file}: it holds values that are not finite; the file is damaged")
-        share = about["share"]
-        if not isinstance(about["weights"], str) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        share, size, cores = about["share"], about["size"], about["cores"]
+        if not (
+            isinstance(about["weights"], str)
+            and isinstance(share, (int, float))
+            and 0 < share <= 1
+            and isinstance(cores, int)
+            and isinstance(size, list)
+            and all(isinstance(side, int) for side in size)
+        ):
             raise ValueError("header")
-        tensors["colours"], about["size"] = tensors["colours"], [int(side) for side in about["size"]]
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{file}: not a scan that veca wrote, or damaged") from None
+    return dict(about)
+
+
+def read_scan(file: Path, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a scan file, checked against the model's shape."""
+    about, config = scan_header(file), model.config
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    cores = about["cores"]
+    side = (config.depth, config.heads, cores, config.head_width)
+    expected = {"keys": side, "values": side, "cores": (cores, config.feature_width), "coords": (cores, 2)}
+    if not expected.keys() | {"colours"} <= tensors.keys():
+        raise InputError(f"{file}: not a scan that veca wrote, or damaged")
+    if any(tuple(tensors[name].shape) != shape for name, shape in expected.items()):
+        raise InputError(f"{file} was made with a model of another shape; scan the image again with this one")
+    values = [part for name, part in tensors.items() if name != "inside"]
+    if not all(part.is_floating_point() and bool(torch.isfinite(part).all()) for part in values):
+        raise InputError(f"{file}: it holds values that are not finite; the file is damaged")
     return about, tensors
