@@ -281,6 +281,8 @@ def can_run(model: Veca, x: Tensor) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or not x.numel():
         return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # folding would become part of the trace
+        return False
     if next(model.blocks[0].parameters()).dtype != torch.float32:
         return False
     return all(_as_built(block) for block in model.blocks)
