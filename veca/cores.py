@@ -31,11 +31,13 @@ class CoreBank(nn.Module):
     def move(self, state: Tensor, tokens: Tensor, layer: int) -> Tensor:
         """The states (B×C×2) before block `layer` ≥ 1, from the core tokens (B×C×D) that reach it."""
         head = self.heads[layer - 1]
-        assert isinstance(head, nn.Linear)
         device = "cpu" if state.is_meta else state.device.type  # autocast does not know the meta device
         casts = torch.is_autocast_enabled(device)  # entering the context takes as long as the rest of this function
         with torch.autocast(device, enabled=False) if casts else nullcontext():  # positions stay float32
-            shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
+            if type(head) is nn.Linear:  # in float32 whatever the precision of its weights
+                shift = nn.functional.linear(tokens.float(), head.weight.float(), head.bias.float())
+            else:  # an adapter or a quantised layer stands there
+                shift = head(tokens).float()
         return state + self.alpha[layer - 1].float() * shift
 
 
