@@ -32,12 +32,13 @@ CHANGES = (
     ("NON_STD_FILTERS = [\n", "NON_STD_FILTERS = [\n    'veca_*',\n"),  # forward_features gives tokens, not a map
     ("if max(input_size) > 320:  # FIXME const", "if max(input_size) > 448:"),
 )
-TRACED = "Python chooses the path by grad mode, device and shape; torch.export and torch.jit.trace run it and work"
+FX = "the forward pass branches on shape, device and grad mode, which fx cannot follow; torch.export does"
+SCRIPT = "the forward pass is Python that TorchScript cannot compile (generators, caches); torch.jit.trace runs it"
 WHY = {
-    "test_model_forward_torchscript": TRACED,
-    "test_model_forward_fx": TRACED,
-    "test_model_backward_fx": TRACED,
-    "test_model_forward_fx_torchscript": TRACED,
+    "test_model_forward_torchscript": SCRIPT,
+    "test_model_forward_fx": FX,
+    "test_model_backward_fx": FX,
+    "test_model_forward_fx_torchscript": FX,
     "test_model_backward[2-veca_s14]": "its rotation is off, so the places of its cores get no gradient",
 }
 CONFTEST = """

@@ -71,16 +71,18 @@ class TimmVeca(Veca):
         if patch_size not in (None, self.patch_size):
             raise InputError(f"the patches of this model are {self.patch_size} pixels wide, and stay so")
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # B×3×H×W → B×K
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """B×3×H×W → B×K"""
         return self.forward_head(self.forward_features(x))
 
-    def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]  # B×3×H×W → B×(C+N)×D′
+    def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """B×3×H×W → B×(C+N)×D′"""
         tokens: Tensor = self.project(self.norm(self.forward_layers(self.padded(x), last_only=True).tokens[-1]))
         return tokens
 
     def padded(self, x: Tensor) -> Tensor:
         """Images in whole patches."""
-        below, right = (-side % self.config.patch_size for side in x.shape[-2:])
+        below, right = -x.shape[-2] % self.config.patch_size, -x.shape[-1] % self.config.patch_size
         return nn.functional.pad(x, (0, right, 0, below)) if self.dynamic_img_pad and (below or right) else x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:  # B×(C+N)×D′ → B×K
