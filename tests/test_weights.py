@@ -410,6 +410,7 @@ def test_a_failed_save_leaves_the_old_model(folder: Path, model: Veca, monkeypat
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
         "model.safetensors",
+        "modeling_veca.py",
         "preprocessor_config.json",
     ]
     assert same(veca.load(folder), model)

@@ -171,8 +171,9 @@ class Veca(DinoNames, nn.Module):
             raise InputError(
                 f"images must be one tensor, B×3×H×W, not {type(images).__name__}: model.preprocess makes it of a photo"
             )
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise InputError(f"images must be B×3×H×W, not {'×'.join(map(str, images.shape)) or 'a scalar'}")
+        channels = self.patch_embed.proj.in_channels  # 3, but in timm's hands
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise InputError(f"images must be B×{channels}×H×W, not {'×'.join(map(str, images.shape)) or 'a scalar'}")
         height, width = images.shape[-2:]
         if height < patch or width < patch or height % patch or width % patch:
             raise InputError(

@@ -22,6 +22,7 @@ from torch import Tensor
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.files import whole_file, write_json
+from veca.integrations.remote import AUTO_MAP, PROCESSOR_MAP, write_code
 from veca.model import Veca
 from veca.official import config_of_official, is_official, tensors_of_official
 
@@ -46,9 +47,12 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
     with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
         save_file(tensors, temporary, metadata={"veca": json.dumps({**about, "crc32": checksums}), "format": "pt"})
-    write_json(folder / CONFIG, {"model_type": "veca", **model.config.to_dict(), "card": model.card})
+    about = {"model_type": "veca", "auto_map": AUTO_MAP, **model.config.to_dict(), "card": model.card}
+    write_json(folder / CONFIG, about)
     if not processor_fits(folder, model.patch_size):  # what AutoImageProcessor of transformers looks for
-        write_json(folder / PROCESSOR, {"image_processor_type": "VecaImageProcessor", "patch_size": model.patch_size})
+        kind = {"image_processor_type": "VecaImageProcessor", "auto_map": PROCESSOR_MAP}
+        write_json(folder / PROCESSOR, {**kind, "patch_size": model.patch_size})
+    write_code(folder)
 
 
 def load(

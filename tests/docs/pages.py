@@ -26,6 +26,7 @@ NOT_RUN = {
     "export FIRST_NODE": "asks Slurm for the nodes",
     ".venv/bin/pytest": "a part of this test suite",
     ".venv/bin/pip install": "needs the network",
+    "python tools/timm_tests.py": "needs timm and its tests, in an environment of their own",
 }
 NOT_RUN_PYTHON = {
     "import timm": "timm needs torchvision, which cannot be installed beside the CPU build of PyTorch",

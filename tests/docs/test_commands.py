@@ -145,7 +145,7 @@ def prelude(page: str, here: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": page}
     if page == "cluster":
         names["paths"] = sorted(here.glob("photos/*.jpg"))
-    if page == "reproduce":
+    if page in ("reproduce", "integrations"):
         names["whole"] = world.depth_anything()
     if page == "inside":
         names |= {"uploaded_bytes": (here / "photo.jpg").read_bytes(), "model": veca.load("veca-s14")}

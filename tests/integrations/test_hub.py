@@ -139,4 +139,5 @@ def test_the_upload(plain: veca.Veca, run_folder: Path, monkeypatch: pytest.Monk
     finally:
         server.shutdown()
     sent = {line["value"]["path"]: line["value"] for line in Hub.commit if line["key"] == "file"}
-    assert set(sent) == {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"}
+    files = {"README.md", "config.json", "model.safetensors", "modeling_veca.py", "preprocessor_config.json"}
+    assert set(sent) == files

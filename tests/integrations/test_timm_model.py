@@ -43,8 +43,12 @@ def test_features_and_head(model: TimmVeca, same: veca.Veca, images: torch.Tenso
     model.reset_classifier(0, "")
     torch.testing.assert_close(model(images), tokens)
     assert model.num_classes == 0
+    model.reset_classifier(0, "max")
+    torch.testing.assert_close(model(images), out.patches.max(1).values)
+    model.reset_classifier(0, "avgmax")
+    torch.testing.assert_close(model(images), (out.patches.mean(1) + out.patches.max(1).values) / 2)
     with pytest.raises(ValueError, match="global_pool"):
-        model.reset_classifier(0, "max")
+        model.reset_classifier(0, "map")
 
 
 @pytest.mark.parametrize(("indices", "blocks"), [(None, [0, 1, 2]), (2, [1, 2]), ([0, 2], [0, 2]), ((-1,), [2])])
@@ -64,6 +68,13 @@ def test_intermediates(
         intermediates_only=True,  # type: ignore[arg-type]
     )[-1]
     torch.testing.assert_close(torch.cat((pair[1], pair[0]), 1), raw)
+    named = model.forward_intermediates(images, indices, return_prefix_tokens=True, norm=True, output_dict=True)  # type: ignore[arg-type]
+    assert set(named) == {"image_features", "image_intermediates", "image_intermediates_prefix"}
+    torch.testing.assert_close(named["image_features"], final)
+    torch.testing.assert_close(named["image_intermediates"], found)
+    torch.testing.assert_close(named["image_intermediates_prefix"][-1], same.norm(raw)[:, :4])
+    alone = model.forward_intermediates(images, indices, intermediates_only=True, output_dict=True)  # type: ignore[arg-type]
+    assert set(alone) == {"image_intermediates"}
 
 
 def test_intermediates_refuse_what_is_not_there(model: TimmVeca, images: torch.Tensor) -> None:
@@ -113,14 +124,68 @@ def test_construction(images: torch.Tensor) -> None:
     assert (model.config.depth, model.num_prefix_tokens, model.head_hidden_size) == (1, 8, 64)
     assert model.training
     assert not torch.equal(model(images), model(images))  # dropout, and the jitter of positions
-    with pytest.raises(ValueError, match="in_chans"):
-        TimmVeca(CONFIG, in_chans=1)
+    with pytest.raises(ValueError, match="VECA has no drop_path_rate"):
+        TimmVeca(CONFIG, drop_path_rate=0.1)
+    half = TimmVeca(CONFIG, drop_path_rate=0.0, dtype=torch.bfloat16)
+    half.reset_classifier(3)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    model.set_input_size((64, 80))  # any size is served
+    assert model(torch.zeros(1, 3, 64, 80)).shape == (1, 2)
+    with pytest.raises(ValueError, match="16 pixels wide"):
+        model.set_input_size(patch_size=8)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_any_number_of_channels(channels: int) -> None:
+    """One channel that counts three times is a grey RGB image."""
+    model, plain = TimmVeca(CONFIG, in_chans=channels).eval(), veca.Veca(CONFIG).eval()
+    assert model.in_chans == channels
+    weight = model.patch_embed.proj.weight
+    assert weight.shape == (64, channels, 16, 16)
+    assert 0.01 < float(weight.std()) < 0.03
+    tensors = plain.state_dict()
+    summed = tensors["patch_embed.proj.weight"].sum(1, keepdim=True)
+    tensors["patch_embed.proj.weight"] = torch.cat((summed, torch.zeros(64, channels - 1, 16, 16)), 1)
+    model.load_state_dict(tensors)
+    grey = torch.randn(2, channels, 32, 48)
+    for context in (torch.enable_grad, torch.inference_mode):  # both paths of the forward pass
+        with context():
+            torch.testing.assert_close(model(grey), plain(grey[:, :1].expand(-1, 3, -1, -1)).cls, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=f"B×{channels}×H×W"):
+        model(torch.randn(2, 3, 32, 48))
+
+
+@pytest.mark.parametrize("size", [(17, 33), (48, 50), (1, 1)])
+def test_any_size_is_padded_to_whole_patches(model: TimmVeca, size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size)
+    height, width = (-(-side // 16) * 16 for side in size)
+    padded = torch.zeros(2, 3, height, width)
+    padded[:, :, : size[0], : size[1]] = images
+    torch.testing.assert_close(model.forward_features(images), model.forward_features(padded))
+    final, maps = model.forward_intermediates(images)
+    assert {tuple(one.shape) for one in maps} == {(2, 64, height // 16, width // 16)}
+    torch.testing.assert_close(final, model.forward_features(padded))
+    strict = TimmVeca(CONFIG, dynamic_img_pad=False, dynamic_img_size=True, img_size=448)
+    with pytest.raises(ValueError, match="multiples of the patch size"):
+        strict(images)
+    assert strict(padded).shape == (2, 64)
+
+
+def test_tracing(model: TimmVeca, images: torch.Tensor) -> None:
+    """What stands in for TorchScript's compiler and fx, which read the Python source."""
+    expected = model(images)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, images)
+    torch.testing.assert_close(traced(images), expected, atol=1e-5, rtol=1e-4)
+    exported = torch.export.export(model, (images,)).module()
+    torch.testing.assert_close(exported(images), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_pretrained_cfg(name: str) -> None:
     cfg = pretrained_cfg(MODELS[name], "weights.safetensors")
-    assert cfg["input_size"] == (3, 256, 256)
+    assert cfg["input_size"] == (3, 448, 448)
+    assert cfg["pool_size"] == (28, 28)
     assert cfg["crop_pct"] == pytest.approx(256 / 288)
     assert cfg["first_conv"] == "patch_embed.proj"
     assert cfg["file"] == "weights.safetensors"

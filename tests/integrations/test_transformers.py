@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,9 +100,49 @@ def test_backbone(folder: Path, plain: veca.Veca, images: torch.Tensor) -> None:
     expected = plain.get_intermediate_layers(images, n=[0, 2], reshape=True, cores=4)
     for ours, theirs in zip(expected, backbone(images).feature_maps, strict=True):
         torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
-    fresh = AutoBackbone.from_config(AutoConfig.from_pretrained(folder, out_features=["stem", "stage2"]))
+    config = AutoConfig.from_pretrained(folder, out_features=["stem", "stage2"])
+    fresh = AutoBackbone.from_config(config)
     assert type(fresh) is integration.VecaBackbone
     assert [tuple(one.shape) for one in fresh(images).feature_maps] == [(2, 192, 3, 4)] * 2
+    other = AutoBackbone.from_config(config, out_indices=(1, 2, -1))
+    assert other.out_features == ["stage1", "stage2", "stage3"]
+    assert len(other(images).feature_maps) == 3
+    assert AutoBackbone.from_config(config, out_features=["stage1"]).out_indices == [1]
+    assert config.out_features == fresh.out_features == ["stem", "stage2"]  # the caller's own is left alone
+
+
+def test_what_transformers_users_look_for(folder: Path) -> None:
+    model = AutoModel.from_pretrained(folder)
+    assert model.get_input_embeddings() is model.veca.patch_embed
+    assert (model.config.image_size, model.config.num_channels) == (448, 3)
+    assert integration.VecaImageProcessor().size == {"shortest_edge": model.config.image_size}
+    with pytest.raises(ValueError, match="num_channels must be 3"):
+        integration.VecaConfig(num_channels=1)
+
+
+def test_trust_remote_code_needs_no_import_of_ours(
+    folder: Path, plain: veca.Veca, photo: Image.Image, tmp_path: Path
+) -> None:
+    """In a process that never heard of veca, from a folder of `model.save`; then from what that process saved."""
+    photo.save(tmp_path / "photo.png")
+    script = (
+        "import sys, torch\n"
+        "from transformers import AutoImageProcessor, AutoModelForImageClassification\n"
+        "folder, out, again = sys.argv[1:]\n"
+        "processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)\n"
+        "model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()\n"
+        "torch.save(model.veca(processor('photo.png', return_tensors='pt').pixel_values).cls, out)\n"
+        "model.save_pretrained(again)\n"
+    )
+    settings = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(Path(veca.__file__).parents[1])}
+    expected = plain(veca.preprocess(photo, size=448)).cls
+    for source, target in ((folder, "once"), (tmp_path / "once", "twice")):
+        command = [sys.executable, "-c", script, str(source), "out.pt", target]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=settings, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        torch.testing.assert_close(torch.load(tmp_path / "out.pt"), expected, atol=1e-5, rtol=1e-4)
+        code = [path.name for path in (tmp_path / target).glob("*.py")]
+        assert code == ["modeling_veca.py"]  # the package's own files are not copied
 
 
 def test_processor_is_preprocess(folder: Path, photo: Image.Image) -> None:
@@ -227,7 +268,7 @@ def test_feature_extraction_pipeline_on_a_folder_that_veca_wrote(
 ) -> None:
     photo.save(tmp_path / "photo.png")
     extract = pipeline("image-feature-extraction", model=str(folder))
-    ours = plain(veca.preprocess(photo))
+    ours = plain(veca.preprocess(photo, size=448))
     whole = extract(str(tmp_path / "photo.png"), pool=True, return_tensors=True)
     torch.testing.assert_close(whole, ours.cls, atol=1e-5, rtol=0)
     tokens = torch.tensor(extract(photo))

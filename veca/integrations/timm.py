@@ -4,8 +4,8 @@
     model = timm.create_model("veca_s14", pretrained=True, num_classes=37, cores=16)  # the bundled weights
     model = timm.create_model("veca_small", pretrained=True, pretrained_cfg_overlay={"file": "small/model.safetensors"})
 
-Written against timm's source and not run with it: timm cannot be installed beside the CPU build of PyTorch on the
-machine where this was made. What the models do is tested without timm (`veca/integrations/timm_model.py`).
+timm needs torchvision, which does not fit beside our CPU build of PyTorch. So what the models do is tested without it
+(`veca/integrations/timm_model.py`), and tools/timm_tests.py runs timm's own tests in an environment that has it.
 """
 
 from __future__ import annotations

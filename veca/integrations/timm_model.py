@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.images import MEAN, STD
+from veca.integrations import SIZE
 from veca.model import Veca
 
-POOLS = ("token", "avg", "")  # the first core, the mean of the patches, no pooling
+POOLS = ("token", "avg", "max", "avgmax", "")  # the first core; of the patches the mean, maximum, both; no pooling
 
 
 class TimmVeca(Veca):
     """A `Veca` that timm's scripts can train and take apart: tokens from `forward_features`, logits from `forward`.
 
-    The prefix tokens are the active cores: `num_prefix_tokens` is the budget. Any image size in whole patches is
-    served, so `img_size` is accepted and has no effect.
+    The prefix tokens are the active cores: `num_prefix_tokens` is the budget. Every image size is served, so `img_size`
+    and `dynamic_img_size` are accepted and change nothing; a size that is not in whole patches is padded with zeros at
+    the right and at the bottom, unless `dynamic_img_pad` says otherwise.
     """
 
     def __init__(
@@ -31,37 +33,68 @@ class TimmVeca(Veca):
         global_pool: str = "token",
         in_chans: int = 3,
         img_size: int | tuple[int, int] | None = None,
+        dynamic_img_size: bool = True,
+        dynamic_img_pad: bool = True,
         cores: int | None = None,
         drop_rate: float = 0.0,  # before the head
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **settings: Any,  # of VecaConfig
     ) -> None:
-        super().__init__(replace(config, **settings))
+        known = {field.name for field in fields(VecaConfig)}
+        unknown = sorted(name for name, value in settings.items() if name not in known and value)  # 0 asks for nothing
+        if unknown:
+            raise InputError(f"VECA has no {', '.join(unknown)}: leave it out of create_model")
+        super().__init__(replace(config, **{name: value for name, value in settings.items() if name in known}))
+        self.in_chans = in_chans
         if in_chans != 3:
-            raise InputError(f"VECA sees RGB: in_chans must be 3, not {in_chans}")
+            old = self.patch_embed.proj
+            self.patch_embed.proj = nn.Conv2d(in_chans, old.out_channels, old.kernel_size, old.stride)  # type: ignore[arg-type]
+            self.init_weights()
         self.default_cores = self.config.bank if cores is None else cores
+        self.dynamic_img_pad = dynamic_img_pad
         self.head_drop = nn.Dropout(drop_rate)
         self.feature_info = [
             {"module": f"blocks.{index}", "num_chs": self.config.width, "reduction": self.config.patch_size}
             for index in range(self.config.depth)
         ]
         self.reset_classifier(num_classes, global_pool)
+        self.to(device=device, dtype=dtype)
 
     @property
     def head_hidden_size(self) -> int:
+        """Width of what the head reads."""
         return self.config.feature_width
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # B×3×H×W → B×K
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
+        """Every image size is served already."""
+        if patch_size not in (None, self.patch_size):
+            raise InputError(f"the patches of this model are {self.patch_size} pixels wide, and stay so")
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """B×3×H×W → B×K"""
         return self.forward_head(self.forward_features(x))
 
-    def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]  # B×3×H×W → B×(C+N)×D′
-        tokens: Tensor = self.project(self.norm(self.forward_layers(x, last_only=True).tokens[-1]))
+    def forward_features(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """B×3×H×W → B×(C+N)×D′"""
+        tokens: Tensor = self.project(self.norm(self.forward_layers(self.padded(x), last_only=True).tokens[-1]))
         return tokens
 
+    def padded(self, x: Tensor) -> Tensor:
+        """Images in whole patches."""
+        below, right = -x.shape[-2] % self.config.patch_size, -x.shape[-1] % self.config.patch_size
+        return nn.functional.pad(x, (0, right, 0, below)) if self.dynamic_img_pad and (below or right) else x
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:  # B×(C+N)×D′ → B×K
+        patches = x[:, self.num_prefix_tokens :]
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
-            x = x[:, self.num_prefix_tokens :].mean(dim=1)
+            x = patches.mean(dim=1)
+        elif self.global_pool == "max":
+            x = patches.amax(dim=1)
+        elif self.global_pool == "avgmax":
+            x = 0.5 * (patches.mean(dim=1) + patches.amax(dim=1))
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
@@ -74,19 +107,29 @@ class TimmVeca(Veca):
         stop_early: bool = False,  # changes nothing here: `prune_intermediate_layers` saves the work
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
     ) -> Any:
         """Patches after chosen blocks, as B×D×h×w or B×N×D; with the final tokens unless `intermediates_only`."""
         if output_fmt not in ("NCHW", "NLC"):
             raise InputError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
-        layers = self.forward_layers(x)
-        cores, found = self.num_prefix_tokens, []
+        layers = self.forward_layers(self.padded(x))
+        cores, patches, prefix = self.num_prefix_tokens, [], []
         for index in self.taken(indices):
             tokens = self.norm(layers.tokens[index]) if norm else layers.tokens[index]
-            patches = tokens[:, cores:]
+            found = tokens[:, cores:]
             if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).unflatten(-1, layers.grid).contiguous()
-            found.append((patches, tokens[:, :cores]) if return_prefix_tokens else patches)
-        return found if intermediates_only else (self.project(self.norm(layers.tokens[-1])), found)
+                found = found.transpose(1, 2).unflatten(-1, layers.grid).contiguous()
+            patches.append(found)
+            prefix.append(tokens[:, :cores])
+        if output_dict:
+            answer: dict[str, Any] = {"image_intermediates": patches}
+            if return_prefix_tokens:
+                answer["image_intermediates_prefix"] = prefix
+            if not intermediates_only:
+                answer["image_features"] = self.project(self.norm(layers.tokens[-1]))
+            return answer
+        both: list[Any] = list(zip(patches, prefix, strict=True)) if return_prefix_tokens else patches
+        return both if intermediates_only else (self.project(self.norm(layers.tokens[-1])), both)
 
     def taken(self, indices: int | Sequence[int] | None) -> list[int]:
         """Numbers of blocks from what timm calls indices, in order."""
@@ -125,7 +168,7 @@ class TimmVeca(Veca):
             linear = nn.Linear(self.config.feature_width, num_classes)
             nn.init.trunc_normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
-            self.head = linear
+            self.head = linear.to(self.patch_embed.proj.weight)  # where the model is, in its precision
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong together, for layer-wise rates: what comes before the blocks, then block by block."""
@@ -143,9 +186,9 @@ def pretrained_cfg(config: VecaConfig, file: str = "") -> dict[str, Any]:
     return {
         "file": file,
         "num_classes": 0,
-        "input_size": (3, 16 * config.patch_size, 16 * config.patch_size),
+        "input_size": (3, SIZE, SIZE),
         "fixed_input_size": False,
-        "pool_size": None,
+        "pool_size": (SIZE // config.patch_size, SIZE // config.patch_size),
         "crop_pct": 256 / 288,
         "interpolation": "bicubic",
         "mean": MEAN,

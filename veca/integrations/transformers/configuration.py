@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import field
 from dataclasses import fields as fields_of
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
 
 import veca.config
+from veca.errors import InputError
+from veca.integrations import SIZE
+from veca.integrations.remote import AUTO_MAP, write_code
 from veca.model import Veca
 
 
@@ -41,10 +45,12 @@ class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     positions: str = "rope"
     table_size: int = 37
 
+    image_size: int = SIZE  # what the image processor resizes to; any size in whole patches will do
+    num_channels: int = 3
     cores: int | None = None  # the budget where a call does not name one; None: the whole bank
     card: dict[str, Any] = field(default_factory=dict)  # where the weights came from
     apply_layernorm: bool = True  # of the backbone's feature maps
-    reshape_hidden_states: bool = True  # feature maps as B×D×h×w, not B×N×D
+    reshape_hidden_states: bool = True  # feature maps as B×D×h×w, not B×(1+N)×D with the first core before the patches
     semantic_loss_ignore_index: int = 255
     depth_head: str = "bins"  # or "regression"; both as in `veca probe depth`
     depth_bins: int = 256
@@ -52,8 +58,11 @@ class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     max_depth: float = 10.0
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
+    auto_map: dict[str, str] = field(default_factory=lambda: dict(AUTO_MAP))
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_channels != 3:
+            raise InputError(f"VECA sees RGB: num_channels must be 3, not {self.num_channels!r}")
         self.stage_names = ["stem", *(f"stage{number}" for number in range(1, self.depth + 1))]
         self.set_output_features_output_indices(
             out_indices=kwargs.pop("out_indices", None), out_features=kwargs.pop("out_features", None)
@@ -64,6 +73,16 @@ class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     def num_register_tokens(self) -> int:
         """Cores beside the first: code for DINOv3 finds the patches behind 1 + this many tokens."""
         return (self.cores or self.bank) - 1
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """As in `transformers`, with the file that lets the folder be loaded by `trust_remote_code=True`."""
+        self.auto_map = dict(AUTO_MAP)  # a model from the hub names the file there
+        super().save_pretrained(save_directory, **kwargs)
+        write_code(save_directory)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: it would make `save_pretrained` copy the package's files into each folder."""
 
     def plain(self) -> veca.config.VecaConfig:
         """The part that `veca.Veca` is built from."""

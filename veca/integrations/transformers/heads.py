@@ -15,11 +15,10 @@ from veca.integrations.transformers.modeling import Seen, VecaPreTrainedModel
 from veca.probes.depth import metres, scale_invariant
 
 
-def on_grid(head: nn.Linear, seen: Seen) -> Tensor:
-    """B×K×h×w: a linear layer on each patch with the global feature appended, which is applied only once."""
-    width = seen.tokens.shape[-1]
-    whole = nn.functional.linear(seen.tokens[:, 0], head.weight[:, width:], head.bias)  # B×K
-    logits = nn.functional.linear(seen.patches, head.weight[:, :width]) + whole[:, None]
+def on_grid(head: nn.Module, seen: Seen) -> Tensor:
+    """B×K×h×w: a linear layer on each patch with the global feature appended. Called, for it may be an adapter."""
+    patches = seen.patches
+    logits = head(torch.cat((patches, seen.tokens[:, :1].expand_as(patches)), dim=-1))
     on_map: Tensor = logits.transpose(1, 2).unflatten(-1, seen.grid)
     return on_map
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,13 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         wrapped = cls(VecaConfig.from_plain(model, **more))
         wrapped.veca = model
         return wrapped.train(model.training)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: it would make `save_pretrained` copy the package's files into each folder."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.veca.patch_embed
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -171,12 +179,22 @@ class VecaModel(VecaPreTrainedModel):
 
 
 class VecaBackbone(BackboneMixin, VecaPreTrainedModel):  # type: ignore[misc]
-    """Feature maps of chosen layers (`out_features`, `out_indices`) for detectors and decoders."""
+    """Feature maps of chosen layers (`out_features`, `out_indices`) for detectors and decoders.
+
+    Decoders of tokens (DPT, Depth-Anything) want `reshape_hidden_states=False`: B×(1+N)×D, the first core where they
+    look for the class token.
+    """
 
     headless = True
     _keys_to_ignore_on_load_unexpected = VecaModel._keys_to_ignore_on_load_unexpected
 
-    def __init__(self, config: VecaConfig) -> None:
+    def __init__(
+        self, config: VecaConfig, out_features: list[str] | None = None, out_indices: Sequence[int] | None = None
+    ) -> None:
+        if out_features is not None or out_indices is not None:
+            config = copy.deepcopy(config)  # the caller's stays what it is
+            indices = None if out_indices is None else list(out_indices)
+            config.set_output_features_output_indices(out_features=out_features, out_indices=indices)
         super().__init__(config)
         self.num_features = [config.width] * (config.depth + 1)
         self.post_init()
@@ -195,10 +213,11 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):  # type: ignore[misc]
         for name, state in zip(self.stage_names, seen.hidden_states, strict=True):
             if name in self.out_features:
                 state = self.veca.norm(state) if self.config.apply_layernorm else state
-                state = state[:, seen.cores :]
+                patches = state[:, seen.cores :]
                 if self.config.reshape_hidden_states:
-                    state = state.transpose(1, 2).unflatten(-1, seen.grid).contiguous()
-                maps.append(state)
+                    maps.append(patches.transpose(1, 2).unflatten(-1, seen.grid).contiguous())
+                else:
+                    maps.append(torch.cat((state[:, :1], patches), dim=1))
         hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BackboneOutput(
             feature_maps=tuple(maps), hidden_states=seen.hidden_states if hidden else None, attentions=seen.attentions

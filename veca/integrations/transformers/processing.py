@@ -16,6 +16,8 @@ from transformers.processing_utils import ImagesKwargs
 
 from veca.errors import InputError
 from veca.images import MEAN, STD, grid_size, open_image, short_side_size
+from veca.integrations import SIZE
+from veca.integrations.remote import PROCESSOR_MAP, write_code
 
 
 class VecaImagesKwargs(ImagesKwargs, total=False):  # type: ignore[misc, call-arg]
@@ -45,15 +47,29 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         patch_size: int = 16,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("image_processor_type", None)
+        for stored in ("image_processor_type", "auto_map"):
+            kwargs.pop(stored, None)
         super().__init__(**kwargs)
         self.do_resize = do_resize
-        self.size = as_size(512 if size is None else size)
+        self.size = as_size(SIZE if size is None else size)
         self.do_center_crop = do_center_crop
         self.crop_size = None if crop_size is None else as_size(crop_size, square=True)
         self.do_normalize = do_normalize
         self.image_mean, self.image_std = list(image_mean), list(image_std)
         self.patch_size = patch_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "auto_map": PROCESSOR_MAP}
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> Any:
+        """As in `transformers`, with the file that lets the folder be loaded by `trust_remote_code=True`."""
+        saved = super().save_pretrained(save_directory, **kwargs)
+        write_code(save_directory)
+        return saved
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoImageProcessor") -> None:
+        """Nothing: it would make `save_pretrained` copy the package's files into each folder."""
 
     def preprocess(
         self,
