@@ -68,6 +68,7 @@ class Veca(nn.Module):
         self.project = nn.Linear(config.width, config.feature_width) if config.out_width else nn.Identity()
         self.grad_checkpointing = False
         self.init_weights()
+        self.requires_grad_()
 
     def init_weights(self) -> None:
         """Truncated normal weights, zero biases. The bank and the norms initialise themselves."""
@@ -78,6 +79,16 @@ class Veca(nn.Module):
                 nn.init.zeros_(module.bias)
         if self.config.positions == "table":
             nn.init.trunc_normal_(self.table, std=0.02)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Veca:
+        """As PyTorch's, but positions that nothing turns with stay out of training: they never get a gradient, and
+        DistributedDataParallel would wait for one.
+        """
+        super().requires_grad_(requires_grad)
+        if not self.config.turns:
+            for parameter in self.bank.positions():
+                parameter.requires_grad_(False)
+        return self
 
     def forward(self, images: Tensor, cores: int | None = None, return_attention: bool = False) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:

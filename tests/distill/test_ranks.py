@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from distill.runs import start, tiny_settings, wait
+import veca
+from distill.runs import SERVER, start, tiny_settings, wait
 from veca.distill.engine import train
 from veca.distill.ranks import fresh_store
 from veca.distill.settings import Settings
@@ -71,6 +72,37 @@ def test_a_step_that_cannot_be_shared_is_refused(root: Path, tmp_path: Path) -> 
     train(tiny_settings(root, tmp_path / "run", batch=3, stop_at=1))
     with pytest.raises(InputError, match="3 images per step, this is 6"):
         train(tiny_settings(root, tmp_path / "run", batch=3, accumulate=2))
+
+
+def _parallel_steps(rank: int, port: int, found: Path) -> None:
+    """Three steps of the bundled model under DistributedDataParallel as anyone would write them."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = veca.load("veca-s14").train()
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for step, budget in enumerate((8, 64, 16)):
+        images = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(2 * step + rank))
+        out = parallel(images, cores=budget)
+        (out.cls.square().mean() + out.patches.square().mean()).backward()
+        assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
+        optimiser.step()
+        optimiser.zero_grad()
+    torch.save(model.state_dict(), found / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_the_bundled_model_trains_in_parallel_without_a_search_for_unused_parameters(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [SERVER.Process(target=_parallel_steps, args=(rank, port, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert [wait(process) for process in processes] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert not torch.equal(first["bank.tokens"], veca.load("veca-s14").state_dict()["bank.tokens"])
 
 
 def test_torchrun_restarts_a_run_whose_rank_died(root: Path, tmp_path: Path) -> None:

@@ -50,9 +50,6 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
         starts = {"patch-embedding": copy_patch_embedding, "teacher": copy_teacher}
         fresh = Report(new=[name for name, _ in model.named_parameters()])
         report = starts[settings.init](model, teacher) if settings.init in starts else fresh
-    if model.config.rope_zero_fraction == 1:  # nothing turns, so core positions get no gradient to learn from
-        for parameter in (model.bank.states, model.bank.alpha, *model.bank.heads.parameters()):
-            parameter.requires_grad_(False)
     if settings.wants_layers and (teacher.depth, teacher.width) != (model.config.depth, model.config.width):
         raise InputError(
             f"hints and forcing need a student as deep and wide as the teacher ({teacher.depth} layers, "
