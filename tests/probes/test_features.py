@@ -98,8 +98,8 @@ def test_random_weights_are_always_the_same_ones(backbone: Backbone) -> None:
 def test_the_cache_never_outgrows_its_limit(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 100_000)
     for number in range(6):
-        path = cache.put(f"{number}", {"global": torch.zeros(10_000, dtype=torch.half)}, keep=set())
-        os.utime(path, (number, number))
+        cache.put(f"{number}", {"global": torch.zeros(10_000, dtype=torch.half)}, keep=set())
+        os.utime(cache.path(f"{number}"), (number, number))
         if number == 2:
             cache.use("0")  # just used: it must outlive 1 and 2
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 100_000
@@ -111,7 +111,7 @@ def test_what_a_killed_run_left_is_removed_but_not_what_is_being_written(tmp_pat
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
-    Cache(tmp_path, 100).put("c", {"global": torch.zeros(1)}, keep=set())
+    Cache(tmp_path, 10_000).put("c", {"global": torch.zeros(1)}, keep=set())
     assert not old.exists()
     assert new.exists()
 
@@ -129,6 +129,36 @@ def test_a_damaged_shard_is_computed_again(backbone: Backbone, views: list[View]
     (shard,) = (tmp_path / "cache").iterdir()
     shard.write_bytes(shard.read_bytes()[:50])
     torch.testing.assert_close(extractor.whole(views, "test"), first, atol=0, rtol=0)
+
+
+def test_a_shard_that_another_run_evicts_stays_readable(
+    backbone: Backbone, views: list[View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(features.SHARD, True, 2)
+    cache = Cache(tmp_path / "cache", 1e9)
+    first = Extractor(backbone, 8, cache).dense(views[:2], "test").dense(1)
+    extractor = Extractor(backbone, 8, cache)
+    compute = extractor.compute
+
+    def meanwhile(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for shard in cache.folder.glob("*.safetensors"):
+            shard.unlink()
+        return compute(images)
+
+    monkeypatch.setattr(extractor, "compute", meanwhile)
+    found = extractor.dense(views, "test")
+    torch.testing.assert_close(found.dense(1), first, atol=0, rtol=0)
+    assert found.dense(4)[1].shape == (4, 192)
+
+
+def test_global_features_beyond_the_limit_are_not_stored(
+    backbone: Backbone, views: list[View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(features.SHARD, False, 2)
+    wide = Extractor(backbone, 8, Cache(tmp_path / "wide", 1e9)).whole(views, "test")
+    cache = Cache(tmp_path / "narrow", 2000)
+    torch.testing.assert_close(Extractor(backbone, 8, cache).whole(views, "test"), wide, atol=0, rtol=0)
+    assert sum(file.stat().st_size for file in cache.folder.iterdir()) <= cache.limit
 
 
 def test_features_that_cannot_fit_are_refused(backbone: Backbone, views: list[View], tmp_path: Path) -> None:

@@ -56,12 +56,13 @@ def classify(settings: Classify) -> None:
     from veca.probes.data import read_classes
     from veca.probes.tables import Table
 
+    grid = _grid(settings)
     data = read_classes(settings.data)
     table = Table("classify", settings.data.name, classify.main_metric(data.several), "higher", list(data.classes))
     _prepare(table, settings, "imagenet")
     also = run.other_label_sets(settings.also, data)
     how = classify.Training(epochs=settings.epochs)
-    run.run_classify(table, data, also, _grid(settings), how, settings.out, _keep(settings.out))
+    run.run_classify(table, data, also, grid, how, settings.out, _keep(settings.out))
     _show(table, settings.out)
 
 
@@ -70,10 +71,11 @@ def knn(settings: Knn) -> None:
     from veca.probes.data import read_classes
     from veca.probes.tables import Table
 
+    grid = _grid(settings)
     data = read_classes(settings.data)
     table = Table("knn", settings.data.name, "top1_k20", "higher", list(data.classes))
     _prepare(table, settings, "imagenet")
-    run.run_knn(table, data, _grid(settings), _keep(settings.out))
+    run.run_knn(table, data, grid, _keep(settings.out))
     _show(table, settings.out)
 
 
@@ -85,13 +87,14 @@ def segment(settings: Segment) -> None:
     from veca.probes.tables import Table
 
     layout = segment_preset(settings.preset).layout if settings.preset else None
+    grid = _grid(settings)
     data = find_pairs(settings.data, "masks", layout)
     task = Segmentation(mask_labels(settings, [pair.label for pair in data.train]))
     table = Table("segment", settings.data.name, task.main, task.better, list(task.class_names()))
     _prepare(table, settings, settings.preset or settings.data.name)
     check_pairs([*data.train, *data.test], task.read_mask, "masks")
     how = Training(settings.steps, task.rate)
-    run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
+    run_dense(table, data, task, grid, how, settings.augment, settings.out, _keep(settings.out))
     _show(table, settings.out)
 
 
@@ -103,13 +106,14 @@ def depth(settings: DepthProbe) -> None:
     from veca.probes.tables import Table
 
     layout = depth_preset(settings.preset).layout if settings.preset else None
+    grid = _grid(settings)
     data = find_pairs(settings.data, "depth", layout)
     task = Depth(depth_labels(settings), settings.head)
     table = Table("depth", settings.data.name, task.main, task.better)
     _prepare(table, settings, settings.preset or settings.data.name)
     check_pairs([*data.train, *data.test], task.read_depth, "depth")
     how = Training(settings.steps, task.rate)
-    run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
+    run_dense(table, data, task, grid, how, settings.augment, settings.out, _keep(settings.out))
     _show(table, settings.out)
 
 
@@ -197,7 +201,9 @@ def _grid(settings: Any) -> Any:
 
     device = pick_device(settings.device)
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
-    return Grid(settings.model, settings.size, settings.cores, settings.seeds, device, cache)
+    grid = Grid(settings.model, settings.size, settings.cores, settings.seeds, device, cache)
+    grid.check()
+    return grid
 
 
 def _prepare(table: Any, settings: Any, dataset: str) -> None:

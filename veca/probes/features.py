@@ -44,21 +44,27 @@ class Cache:
     def path(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"
 
-    def use(self, key: str) -> Path | None:
-        """The shard, marked as just used; None if it is not there or damaged."""
+    def use(self, key: str) -> Any | None:
+        """The open shard, marked as just used; None if it is not there or damaged.
+
+        It is left open: what another run evicts meanwhile stays readable.
+        """
         path = self.path(key)
         try:
-            with safe_open(path, framework="pt"):
-                os.utime(path)
-            return path
+            shard = safe_open(path, framework="pt")
+            os.utime(path)
+            return shard
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError):
             path.unlink(missing_ok=True)
             return None
 
-    def put(self, key: str, tensors: dict[str, Tensor], keep: set[str]) -> Path:
-        """Store a shard; the least recently used ones outside `keep` are removed to make room."""
+    def put(self, key: str, tensors: dict[str, Tensor], keep: set[str]) -> Any:
+        """Store a shard and open it; the least recently used ones outside `keep` are removed to make room.
+
+        A shard for which there is no room stays in memory.
+        """
         need = sum(tensor.nbytes for tensor in tensors.values()) + 4096
         shards = self._oldest_first()
         size = sum(bytes_ for _, bytes_, _ in shards)
@@ -68,9 +74,11 @@ class Cache:
             if path.stem not in keep:
                 size -= bytes_
                 path.unlink(missing_ok=True)
+        if size + need > self.limit:
+            return InMemory(tensors)
         with whole_file(self.path(key)) as temporary:
             save_file(tensors, temporary)
-        return self.path(key)
+            return safe_open(temporary, framework="pt")  # before another run can see it, and evict it
 
     def _oldest_first(self) -> list[tuple[float, int, Path]]:
         """(time of use, bytes, path) of every shard; what a killed run left half-written is removed."""
@@ -87,23 +95,30 @@ class Cache:
         return sorted(found)
 
 
+class InMemory(dict[str, Tensor]):
+    """A shard that is not on the disk, read in the same way."""
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self[name]
+
+    get_slice = get_tensor
+
+
 class Features:
     """Cached features of a list of views, read from the disk one view at a time."""
 
-    def __init__(self, shards: Sequence[Path], count: int, per_shard: int) -> None:
-        self.count, self.per_shard = count, per_shard
-        # Opened at once: a shard that another run evicts meanwhile stays readable.
-        self.files: list[Any] = [safe_open(path, framework="pt") for path in shards]
+    def __init__(self, shards: Sequence[Any], count: int, per_shard: int) -> None:
+        self.shards, self.count, self.per_shard = shards, count, per_shard
 
     def __len__(self) -> int:
         return self.count
 
     def global_features(self) -> Tensor:  # V×D
-        return torch.cat([file.get_tensor("global").float() for file in self.files])
+        return torch.cat([file.get_tensor("global").float() for file in self.shards])
 
     def dense(self, number: int) -> tuple[Tensor, Tensor]:  # D, N×D
         shard, row = divmod(number, self.per_shard)
-        file = self.files[shard]
+        file = self.shards[shard]
         return file.get_slice("global")[row].float(), file.get_slice("patches")[row].float()
 
 
@@ -149,14 +164,15 @@ class Extractor:
         return self._cached(views, True, what)
 
     def whole(self, views: Sequence[View], what: str) -> Tensor:  # V×D
-        """Global features only."""
+        """Global features only; they need not fit the cache."""
         return self._cached(views, False, what).global_features()
 
     def _cached(self, views: Sequence[View], patches: bool, what: str) -> Features:
         per_shard = SHARD[patches]
         parts = [views[start : start + per_shard] for start in range(0, len(views), per_shard)]
         keys = [self._key(part, patches) for part in parts]
-        missing = [index for index, key in enumerate(keys) if self.cache.use(key) is None]
+        shards = [self.cache.use(key) for key in keys]
+        missing = [index for index, shard in enumerate(shards) if shard is None]
         shown = iter(progress(range(sum(len(parts[index]) for index in missing)), f"features of {what}"))
         for index in missing:
             wholes, denses = [], []
@@ -169,9 +185,9 @@ class Extractor:
             tensors = {"global": torch.cat(wholes), **({"patches": torch.cat(denses)} if patches else {})}
             if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
                 raise InputError(f"{self.backbone.source}: its features of {what} are not finite numbers")
-            self.cache.put(keys[index], tensors, keep=set(keys))
+            shards[index] = self.cache.put(keys[index], tensors, keep=set(keys))
         next(shown, None)
-        return Features([self.cache.path(key) for key in keys], len(views), per_shard)
+        return Features(shards, len(views), per_shard)
 
     def _run(self, views: Sequence[View]) -> Iterator[tuple[Tensor, Tensor]]:
         """Features batch by batch, while threads decode the next batch."""

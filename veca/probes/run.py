@@ -35,12 +35,17 @@ class Grid:
     device: torch.device
     cache: Cache
 
-    def cells(self) -> Iterator[tuple[Backbone, int, Extractor]]:
-        """Every model at every size and budget; each model is loaded once."""
+    def check(self) -> None:
+        """Refuse what cannot work before the long work: each model is loaded once and let go again."""
         if not self.models:
             raise InputError("give at least one --model")
         if self.seeds < 1 or any(size < 1 for size in self.sizes):
             raise InputError("--seeds and --size must be at least 1")
+        for source in self.models:
+            load_backbone(source).budgets(self.cores)
+
+    def cells(self) -> Iterator[tuple[Backbone, int, Extractor]]:
+        """Every model at every size and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
             backbone = load_backbone(source, self.device)
             backbone.name = name
