@@ -78,6 +78,15 @@ class Images:
             file.seek(int(part.offsets[local]))
             return file.read(int(part.sizes[local]))
 
+    def stamp(self, index: int) -> tuple[int, int]:
+        """(bytes, time of the last change) of the file that holds an image: as long as it is equal, so is the image."""
+        part, local = self._locate(index)
+        try:
+            status = os.stat(part.root if part.offsets is not None else Path(part.root, part.name(local)))
+        except OSError:
+            return -1, -1
+        return status.st_size, status.st_mtime_ns
+
     def digest(self) -> str:
         """Changes with the number, names and order of the images, not with where they are kept."""
         digest = hashlib.sha256()
