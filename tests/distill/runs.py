@@ -92,15 +92,16 @@ def _train(settings: Settings, environment: dict[str, str], delay: float) -> Non
     torch.set_num_threads(1)
     from veca.cli import main
     from veca.distill import command, engine
+    from veca.distill.distiller import Distiller
 
     if delay:  # time for the test to strike between two steps
-        step = engine.learning_rate
+        rate = Distiller.rate
 
-        def slow(*arguments: Any) -> float:
+        def slow(job: Distiller, step: int) -> float:
             time.sleep(delay)
-            return step(*arguments)
+            return rate(job, step)
 
-        engine.learning_rate = slow
+        Distiller.rate = slow  # type: ignore[method-assign]
     command.main = lambda _: engine.train(settings) and None  # type: ignore[assignment]
     raise SystemExit(main(["distill"]))  # as the command does: a user's mistake is one line and status 2
 

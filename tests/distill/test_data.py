@@ -10,9 +10,9 @@ import torch
 from distill.runs import tiny_settings
 from veca.augment import augment
 from veca.distill.data import Batch, Key, Plan, Views, loader
-from veca.distill.schedule import stream
 from veca.distill.sources import Images, find_images
 from veca.images import open_image, resize_short_side, to_tensor
+from veca.training.schedule import random_at
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_late_resolutions_begin_at_their_share(root: Path) -> None:
     assert [batch[0].size for batch in batches] == [28, 28, 28, 35, 35, 35]
 
 
-def test_a_view_is_the_augmentation_of_its_own_stream(images: Images) -> None:
+def test_a_view_is_the_augmentation_of_its_own_random_at(images: Images) -> None:
     item = Views(images, augment_seed=5)[Key(3, 2, 28)]
-    expected = to_tensor(augment(open_image(images.read(3)), 28, stream(5, "view", 2, 3)))
+    expected = to_tensor(augment(open_image(images.read(3)), 28, random_at(5, "view", 2, 3)))
     assert torch.equal(item.image, expected)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,24 @@ from safetensors.torch import load_file
 import veca
 from distill.runs import SERVER, start, tiny_settings, wait
 from veca.distill.engine import train
-from veca.distill.ranks import fresh_store
 from veca.distill.settings import Settings
 from veca.errors import InputError
+from veca.training.checkpoints import Checkpoints, read_checkpoint
+from veca.training.lock import lock_folder
+from veca.training.ranks import fresh_store
 
 # Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW
 # blows up to full steps. They change nothing, but differ with the order of the sum.
 TURNING = {"rope_zero_fraction": 0.125}
 
 
-def run_ranks(settings: Settings, count: int) -> None:
+def run_ranks(settings: Settings, count: int, status: int = 0) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [start(settings, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
-    assert [wait(process) for process in processes] == [0] * count
+    assert [wait(process) for process in processes] == [status] * count
 
 
 def assert_close(first: Path, second: Path) -> None:
@@ -66,6 +70,31 @@ def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -
     train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, **TURNING))
     train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
     assert_close(tmp_path / "run", tmp_path / "one")
+
+
+def test_unreadable_images_are_counted_over_all_ranks(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "photos", tmp_path / "photos")
+    broken = [tmp_path / "photos" / f"{number:03d}.png" for number in range(0, 16, 2)]
+    for path in broken:
+        path.write_bytes(b"no image")
+    settings = tiny_settings(root, tmp_path / "run", train=(str(tmp_path / "photos"),), steps=3, max_unreadable=1.0)
+    run_ranks(settings, 2)  # three steps of eight: every image once
+    listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[0] for line in listed) == sorted(map(str, broken))
+    progress = read_checkpoint(next(iter(Checkpoints(tmp_path / "run" / "checkpoints").list())))["progress"]
+    assert sorted(progress["unreadable"]) == sorted(listed)
+    assert progress["read"] == 24
+
+
+def test_a_mistake_that_the_first_rank_meets_ends_both(root: Path, tmp_path: Path) -> None:
+    """A damaged checkpoint is passed over by the first rank, for all of them; a locked folder refuses all."""
+    settings = tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=4)
+    run_ranks(settings, 2)
+    newest, *_ = Checkpoints(tmp_path / "run" / "checkpoints").list()
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run_ranks(replace(settings, stop_at=6), 2)
+    with lock_folder(tmp_path / "run"):
+        run_ranks(replace(settings, stop_at=0), 2, status=2)
 
 
 def test_a_step_that_cannot_be_shared_is_refused(root: Path, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import tyro
 
-from veca.distill.data import Batch
-from veca.distill.engine import teach, train
-from veca.distill.ranks import choose_device, fast_bfloat16
-from veca.distill.records import METRICS, read_metrics
+from veca.devices import fast_bfloat16, pick_device
+from veca.distill.engine import train
 from veca.distill.student import Student, build_student
+from veca.distill.teaching import Teaching
 from veca.files import write_json
 from veca.recipes.laptop import Laptop
 from veca.teachers import load_teacher
+from veca.training.records import METRICS, read_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,24 +106,21 @@ class Alone:
     """The networks on one batch in memory."""
 
     def __init__(self, settings: DistillBench) -> None:
-        self.settings, self.device = settings, choose_device(settings.device)
+        self.settings, self.device = settings, pick_device(settings.device)
         self.bfloat16 = fast_bfloat16(self.device)
-        self.teacher = load_teacher(settings.teacher, self.device)
-        model, _ = build_student(recipe(settings, Path()), self.teacher)
+        teacher = load_teacher(settings.teacher, self.device)
+        model, _ = build_student(recipe(settings, Path()), teacher)
+        self.teaching = Teaching(teacher, model.patch_size, bfloat16=self.bfloat16)
         self.student = Student(model.to(self.device).train())
         self.pixels = torch.randn(settings.batch, 3, settings.size, settings.size, device=self.device)
-        self.batch = Batch(self.pixels, [], None, [])
-        self.target = self.teach()
-
-    def teach(self) -> Any:
-        return teach(self.batch, self.pixels, self.teacher, self.student.model, False, 64)
+        self.target = self.teaching(self.pixels)
 
     def rate(self, with_teacher: bool) -> float:
         times = []
         for _ in range(self.settings.steps + 1):
             began = time.perf_counter()
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-                target = self.teach() if with_teacher else self.target
+                target = self.teaching(self.pixels) if with_teacher else self.target
                 loss = self.student(self.pixels, 32, target, None, 0.0, None, 0.0)
             torch.autograd.backward(loss.total)
             self.student.zero_grad(set_to_none=True)

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from veca.distill.records import METRICS, plot, read_metrics
+from veca.distill.curves import plot
 from veca.errors import InputError
 from veca.files import whole_folder, write_text
 from veca.integrations.hub import model_card
+from veca.training.records import METRICS, read_metrics
 from veca.weights import BUNDLED, WEIGHTS, load, save
 
 TRAIN_RECORDS = 200  # of training are kept in the thinned records; all of validation are

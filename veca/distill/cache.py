@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from veca.distill.data import Key, read_view
-from veca.distill.ranks import Ranks, StopSignal
 from veca.distill.settings import Settings
 from veca.distill.sources import Images
+from veca.distill.teaching import Teaching
 from veca.errors import InputError
 from veca.files import whole_file, write_json
-from veca.model import Veca
 from veca.teachers import Teacher
+from veca.training.ranks import Ranks, StopSignal
 
 SHARD = 64  # images
 
@@ -133,9 +133,8 @@ def content_of(images: Images, index: int) -> int:
 
 
 def build_shard(
-    folder: Path, size: int, view: int, number: int, images: Images, teacher: Teacher, *,
-    patch_size: int, layers: bool, augment_seed: int, trivial: bool, device: torch.device, micro_batch: int,
-    bfloat16: bool,
+    folder: Path, size: int, view: int, number: int, images: Images, teaching: Teaching, *, layers: bool,
+    augment_seed: int, trivial: bool, device: torch.device,
 ) -> None:  # fmt: skip
     """Compute and write one shard."""
     pixels, valid = [], []
@@ -149,9 +148,7 @@ def build_shard(
         except (InputError, OSError):
             pixels.append(torch.zeros(3, size, size))
             valid.append(False)
-    batch, grid = torch.stack(pixels).to(device), (size // patch_size, size // patch_size)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-        out = teacher(batch, grid, layers=layers, micro_batch=micro_batch)
+    out = teaching(torch.stack(pixels).to(device), layers)
     tensors = {
         "valid": torch.tensor(valid), "cls": out.cls.cpu().contiguous(), "patches": out.patches,
         "stamp": torch.tensor(stamps), "content": torch.tensor(contents),
@@ -168,19 +165,17 @@ def build_shard(
 
 
 def prepare_cache(
-    settings: Settings, images: Images, teacher: Teacher, model: Veca, ranks: Ranks, stop: StopSignal, bfloat16: bool,
-    identity: dict[str, Any],
-) -> TeacherCache | None:  # fmt: skip
+    settings: Settings, images: Images, teaching: Teaching, ranks: Ranks, stop: StopSignal, identity: dict[str, Any]
+) -> TeacherCache | None:
     """Compute what the cache lacks, shared out over the ranks."""
     folder = settings.cache_teacher
     if folder is None:
         return None
     sizes = settings.cache_resolutions or settings.resolutions
-    patch = model.config.patch_size
     about = {
         "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
-        "trivial_augment": settings.trivial_augment, "patch_size": patch, "layers": settings.wants_layers,
-        "image sizes": identity["image sizes"], "bfloat16": bfloat16,
+        "trivial_augment": settings.trivial_augment, "patch_size": teaching.patch_size, "layers": settings.wants_layers,
+        "image sizes": identity["image sizes"], "bfloat16": teaching.bfloat16,
     }  # fmt: skip
     layers = ranks.first_goes_ahead(lambda: describe(folder, about))
     everything = ranks.from_first(lambda: missing_shards(folder, images, sizes, settings.views))
@@ -190,9 +185,8 @@ def prepare_cache(
         if stop.asked:
             raise InputError("stopped while the teacher's features were computed; the same command continues")
         build_shard(
-            folder, size, view, shard, images, teacher, patch_size=patch, layers=layers,
-            augment_seed=settings.augment_seed, trivial=settings.trivial_augment, device=ranks.device,
-            micro_batch=settings.teacher_batch, bfloat16=bfloat16,
+            folder, size, view, shard, images, teaching, layers=layers, augment_seed=settings.augment_seed,
+            trivial=settings.trivial_augment, device=ranks.device,
         )  # fmt: skip
         if number % 8 == 0 or number == len(missing) - 1:
             left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     if name == "--plot":
-        from veca.distill.records import plot
+        from veca.distill.curves import plot
 
         if len(rest) != 1:
             raise InputError("--plot needs the folder of one run: veca distill --plot runs/x")

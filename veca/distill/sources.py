@@ -82,7 +82,7 @@ class Images:
         """(bytes, time of the last change) of the file that holds an image: as long as it is equal, so is the image."""
         part, local = self._locate(index)
         try:
-            status = os.stat(part.root if part.offsets is not None else Path(part.root, part.name(local)))
+            status = Path(part.root, "" if part.offsets is not None else part.name(local)).stat()
         except OSError:
             return -1, -1
         return status.st_size, status.st_mtime_ns

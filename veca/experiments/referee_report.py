@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from veca.bench.report import put_section
-from veca.distill.records import METRICS, read_metrics
 from veca.files import whole_file, write_json, write_text
+from veca.training.records import METRICS, read_metrics
 
 # Measures, as the table names them: (words, which is better, digits).
 MEASURES = {

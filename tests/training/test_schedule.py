@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veca.distill.schedule import draw, epoch_order, learning_rate, stream
+from veca.training.schedule import choose, epoch_order, learning_rate, random_at
 
 
 def test_the_papers_rates(shared: Path) -> None:
@@ -25,16 +25,16 @@ def test_no_warmup_starts_at_the_highest_rate() -> None:
 
 def test_draws_depend_on_seed_and_step_only_and_follow_the_weights() -> None:
     budgets, weights = (8, 16, 24, 32, 40, 48, 56, 64), (1, 1, 2, 2, 3, 3, 4, 4)
-    drawn = [draw(budgets, weights, 0, "budget", step) for step in range(4000)]
-    assert drawn[1234] == draw(budgets, weights, 0, "budget", 1234)
-    assert drawn != [draw(budgets, weights, 1, "budget", step) for step in range(4000)]
+    drawn = [choose(budgets, weights, 0, "budget", step) for step in range(4000)]
+    assert drawn[1234] == choose(budgets, weights, 0, "budget", 1234)
+    assert drawn != [choose(budgets, weights, 1, "budget", step) for step in range(4000)]
     counts = Counter(drawn)
     for budget, weight in zip(budgets, weights, strict=True):
         assert counts[budget] / 4000 == pytest.approx(weight / 20, abs=0.025)
 
 
 def test_a_stream_is_the_same_on_every_machine() -> None:
-    assert stream(3, "view", 1, 77).getrandbits(32) == 3098723124  # a changed value breaks every resumed run
+    assert random_at(3, "view", 1, 77).getrandbits(32) == 3098723124  # a changed value breaks every resumed run
 
 
 def test_every_image_once_an_epoch_in_another_order() -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from veca.devices import pick_device
+from veca.errors import InputError
 
 
 class Ranks:
@@ -24,7 +25,7 @@ class Ranks:
     def __init__(self, device: str) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.count = int(os.environ.get("WORLD_SIZE", 1))
-        self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.device = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         if self.count > 1 and not dist.is_initialized():
             store, _, _ = next(rendezvous("env://", self.rank, self.count))
             backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -57,18 +58,33 @@ class Ranks:
         return tensor
 
     def from_first(self, compute: Callable[[], Any]) -> Any:
-        """The first rank's value on every rank."""
+        """The first rank's value on every rank; a user's mistake that it meets ends all of them."""
         if self.count == 1:
             return compute()
-        values = [compute() if self.first else None]
-        dist.broadcast_object_list(values, device=self.device)
-        return values[0]
+        answer: list[Any] = [None, None]
+        if self.first:
+            try:
+                answer[0] = compute()
+            except InputError as error:
+                answer[1] = str(error)
+        dist.broadcast_object_list(answer, device=self.device)
+        if answer[1] is not None:
+            raise InputError(answer[1])
+        return answer[0]
 
     def first_goes_ahead(self, work: Callable[[], Any]) -> Any:
         """Run on the first rank, then on the others, which find its files."""
-        result = work() if self.first else None
-        self.wait()
-        return result if self.first else work()
+        results = []
+        self.from_first(lambda: results.append(work()))
+        return results[0] if self.first else work()
+
+    def together(self, values: list[str]) -> list[str]:
+        """The lists of all ranks, one after another, on every rank."""
+        if self.count == 1:
+            return values
+        lists: list[Any] = [None] * self.count
+        dist.all_gather_object(lists, values)
+        return [value for part in lists for value in part]
 
     def wait(self) -> None:
         if self.count > 1:
@@ -101,25 +117,6 @@ def fresh_store(store: Any, rank: int, count: int) -> Any:
             return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         time.sleep(0.05)
     raise TimeoutError("the first rank did not answer")
-
-
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Of several ranks on one machine each takes the GPU of its number, unless one is named."""
-    device = pick_device(name)
-    if device.type == "cuda" and ":" not in name:
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    return device
-
-
-def fast_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16. A CPU without AMX or AVX512-BF16 imitates it, four times slower."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-        return any(bool(check()) for check in checks if check is not None)
-    return False
 
 
 class StopSignal:

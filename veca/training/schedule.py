@@ -22,14 +22,14 @@ def learning_rate(step: int, total: int, warmup: int, base: float, minimum: floa
     return minimum + (base - minimum) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def stream(seed: int, *where: object) -> random.Random:
+def random_at(seed: int, *where: object) -> random.Random:
     """A generator for one place of a run; a string seed is hashed by Python in a way that is the same everywhere."""
     return random.Random("/".join(map(str, (seed, *where))))
 
 
-def draw(choices: Sequence[int], weights: Sequence[float], seed: int, *where: object) -> int:
+def choose(choices: Sequence[int], weights: Sequence[float], seed: int, *where: object) -> int:
     """One of `choices`, by weight; the same on every rank. A single choice needs no weights."""
-    return choices[0] if len(choices) == 1 else stream(seed, *where).choices(choices, weights)[0]
+    return choices[0] if len(choices) == 1 else random_at(seed, *where).choices(choices, weights)[0]
 
 
 def epoch_order(groups: Sequence[int], seed: int, epoch: int, window: int = 16) -> NDArray[np.int64]:
