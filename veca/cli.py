@@ -17,7 +17,7 @@ from veca.errors import InputError
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "features": ("veca.features", "main", "write features of photos as .npz files"),
     "explore": ("veca.analysis.command", "main", "pictures of what the model sees, or an interactive page"),
-    "distill": ("veca.distill.command", "main", "train a model from a frozen teacher"),
+    "distill": ("veca.recipes.command", "main", "train a model from a frozen teacher"),
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),
     "probe": ("veca.probes.command", "main", "judge backbones by linear probes"),
     "bench": ("veca.bench.command", "main", "measure FLOPs, latency and memory"),

@@ -16,9 +16,9 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        if name == "cuda" and local_rank is not None:
-            name = f"cuda:{local_rank}"
+        if name == "cuda" and local_rank is not None and torch.cuda.is_available():
             torch.cuda.set_device(local_rank)
+            return torch.empty(0, device=f"cuda:{local_rank}").device
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise InputError(

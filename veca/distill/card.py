@@ -1,7 +1,7 @@
 """The card that a run gives its model: whose features it learned, from which images, how, and under which licence.
 
 Only what the run knows is written. Files rarely state licences in a form that a program can trust, so
-`veca distill --bundle` takes a person's words for those.
+`tools/bundle.py` takes a person's words for those.
 """
 
 from __future__ import annotations

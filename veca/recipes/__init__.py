@@ -5,7 +5,6 @@ from __future__ import annotations
 from veca.distill.settings import Settings
 from veca.recipes.convert import Convert
 from veca.recipes.laptop import Laptop
-from veca.recipes.referee import Referee
 from veca.recipes.stage1 import Stage1
 from veca.recipes.stage2 import Stage2
 
@@ -14,5 +13,4 @@ RECIPES: dict[str, type[Settings]] = {
     "stage2": Stage2,
     "laptop": Laptop,
     "convert": Convert,
-    "referee": Referee,
 }

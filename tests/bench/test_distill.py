@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from distill.runs import make_photos, make_teacher
 
-from distill.runs import make_teacher
-from veca.distill.benchmark import main
+from veca.bench.distill import main
 
 
-def test_the_benchmark_measures_every_kind(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    teacher = make_teacher(tmp_path / "teacher")
-    arguments = ["--train", str(root / "photos"), "--teacher", str(teacher), "--size", "16", "--batch", "2", "--steps",
+def test_the_benchmark_measures_every_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VECA_CACHE", str(tmp_path / "cache"))
+    teacher, photos = make_teacher(tmp_path / "teacher"), make_photos(tmp_path / "photos", 8)
+    arguments = ["--train", str(photos), "--teacher", str(teacher), "--size", "16", "--batch", "2", "--steps",
                  "1", "--rounds", "1", "--workers", "0", "--device", "cpu", "--out", f"{tmp_path}/b.json"]  # fmt: skip
     assert main(arguments) == 0
     figures = json.loads((tmp_path / "b.json").read_text())

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import referee
 import torch
 from distill.runs import make_photos, make_teacher
 from PIL import Image
+from referee_recipe import Referee
+from referee_report import MEASURES, markdown
 
 import veca
 from veca.distill.student import build_student
-from veca.experiments import referee
-from veca.experiments.referee_report import MEASURES, markdown
-from veca.recipes.referee import Referee
 from veca.teachers import load_teacher
 
 

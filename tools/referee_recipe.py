@@ -1,3 +1,5 @@
+"""The recipe of one arm of the referee's experiment."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,10 +17,7 @@ class Referee(Settings):
     on        6,144 photographs, two augmented views each, any teacher, whose features are computed once for all arms
     for       20,480 views: 640 steps of 32
     hardware  two CPU cores: a quarter of an hour an arm (half an hour on slow ones), ten minutes for the teacher
-    expects   docs/referee.md; `python -m veca.experiments.referee` runs all arms and what follows
-
-    veca distill referee --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ \
-        --cache-teacher cache/referee --attention dense --seed 1 --out runs/referee/dense-1
+    expects   docs/referee.md; `python tools/referee.py` runs all arms and what follows
     """
 
     student: str = "veca_tiny"

@@ -18,7 +18,6 @@ def usage() -> str:
         [
             "usage: veca distill RECIPE --train IMAGES… --val IMAGES… --teacher MODEL --out FOLDER [settings]",
             "       veca distill --plot FOLDER        draw the curves of a run",
-            "       veca distill --bundle FOLDER NAME  make its model one that ships with the package",
             "",
             *lines,
             "",
@@ -44,11 +43,6 @@ def main(arguments: list[str]) -> int:
         if len(rest) != 1:
             raise InputError("--plot needs the folder of one run: veca distill --plot runs/x")
         print(plot(Path(rest[0])))
-        return 0
-    if name == "--bundle":
-        from veca.distill.bundle import main as bundle
-
-        bundle(rest)
         return 0
     if name not in RECIPES:
         raise InputError(f"no recipe is called {name!r}; there are {', '.join(RECIPES)}")

@@ -1,4 +1,4 @@
-"""`veca distill --bundle RUN NAME`: a run's model as weights that ship with the package, its records for the docs.
+"""`python tools/bundle.py RUN NAME`: a run's model as weights that ship with the package, its records for the docs.
 
 veca/bundled/NAME/   config.json, model.safetensors (float16), preprocessor_config.json, README.md (the model card)
 docs/runs/NAME/      settings.json, metrics.jsonl (thinned), curves.png
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +32,8 @@ class Bundle:
     """Turn the model of a run into weights that come with the package: `veca.load("NAME")`.
 
     Examples:
-      veca distill --bundle runs/long veca-s14
-      veca distill --bundle runs/long/last veca-s14 --teacher "Depth-Anything-V2-Small encoder (Apache-2.0)" \\
+      python tools/bundle.py runs/long veca-s14
+      python tools/bundle.py runs/long/last veca-s14 --teacher "Depth-Anything-V2-Small encoder (Apache-2.0)" \\
           --data "6,144 photographs of PASCAL VOC 2012" --licence Apache-2.0
     """
 
@@ -104,9 +105,18 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Bundle, args=arguments, prog="veca distill --bundle")
-    weights, records = bundle(settings)
+def main(arguments: list[str]) -> int:
+    settings = tyro.cli(Bundle, args=arguments, prog="python tools/bundle.py")
+    try:
+        weights, records = bundle(settings)
+    except InputError as error:
+        print(f"bundle: {error}", file=sys.stderr)
+        return 2
     size = (weights / WEIGHTS).stat().st_size
     print(f"{weights}: {size / 1e6:.1f} MB in float16; `veca info {settings.name}` shows its card")
     print(f"{records}: settings, thinned records, curves")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,26 +9,32 @@ from pathlib import Path
 
 import pytest
 import torch
+from bundle import main as bundle
+from bundle import thin
+from distill.runs import make_photos, make_teacher, tiny_settings
 from PIL import Image
 from safetensors.torch import load_file
 
 import veca
 import veca.weights
-from distill.runs import tiny_settings
 from veca.cli import main
-from veca.distill.bundle import thin
 from veca.distill.engine import train
 
 
 @pytest.fixture(scope="module")
-def run_folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of six steps of four images, validated, whose teacher states its licence as the hub does."""
     folder = tmp_path_factory.mktemp("bundle")
-    shutil.copytree(root / "teacher", folder / "teacher")
+    make_teacher(folder / "teacher")
+    make_photos(folder / "photos", 22)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("VECA_CACHE", str(folder / "cache"))
     (folder / "teacher/README.md").write_text("---\ntags:\n- vision\nlicense: apache-2.0\n---\n# A teacher\n")
-    settings = tiny_settings(root, folder / "run", steps=6, teacher=str(folder / "teacher"),
-                             val=(str(root / "photos"),), val_every=3, val_images=4)  # fmt: skip
-    return train(settings)
+    settings = tiny_settings(folder, folder / "run", steps=6, teacher=str(folder / "teacher"),
+                             val=(str(folder / "photos"),), val_every=3, val_images=4)  # fmt: skip
+    out = train(settings)
+    patch.undo()
+    return out
 
 
 def test_a_run_fills_the_card(run_folder: Path) -> None:
@@ -50,7 +56,7 @@ def test_from_a_run_to_bundled_weights(
 ) -> None:
     words = ["--teacher", "A Famous Encoder (Apache-2.0)", "--data", "photographs of squares", "--licence", "MIT"]
     for _ in range(2):  # again takes the place of the first
-        status = main(["distill", "--bundle", str(run_folder / "last"), "veca-mini", *words,
+        status = bundle([str(run_folder / "last"), "veca-mini", *words,
                        "--bundled", str(tmp_path / "bundled"), "--records", str(tmp_path / "runs")])  # fmt: skip
         assert status == 0
     assert "in float16" in capsys.readouterr().out
@@ -91,15 +97,15 @@ def test_records_are_thinned_evenly_and_keep_every_validation() -> None:
 
 def test_mistakes(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--bundled", str(tmp_path / "b"), "--records", str(tmp_path / "r")]
-    assert main(["distill", "--bundle", str(tmp_path), "veca-x", *where]) == 2
+    assert bundle([str(tmp_path), "veca-x", *where]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
-    assert main(["distill", "--bundle", str(run_folder), "Veca/X", *where]) == 2
+    assert bundle([str(run_folder), "Veca/X", *where]) == 2
     assert "is no name for bundled weights" in capsys.readouterr().err
     nameless = tmp_path / "run/best"
     shutil.copytree(run_folder, tmp_path / "run")
     model = veca.load(nameless)
     del model.card["licence"]
     model.save(nameless)
-    assert main(["distill", "--bundle", str(nameless), "veca-x", *where]) == 2
+    assert bundle([str(nameless), "veca-x", *where]) == 2
     assert "would not say licence: give --licence" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

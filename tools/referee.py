@@ -1,6 +1,6 @@
 """The referee's question: does removing patch-to-patch attention cost accuracy when all else is equal?
 
-    python -m veca.experiments.referee --data ../shared/data --teacher ../shared/teacher/dav2-small-encoder \
+    python tools/referee.py --data ../shared/data --teacher ../shared/teacher/dav2-small-encoder \
         --out runs/referee --page docs/referee.md
 
 `veca_tiny` and its dense twin, both from fresh weights, distilled from one cached teacher with the same images, order,
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
+from referee_recipe import Referee
 
 from veca.errors import InputError
 from veca.files import write_json
 from veca.probes.settings import Flag, default_cache
-from veca.recipes.referee import Referee
 
 Arm = Literal["core", "dense"]
 ARMS: tuple[Arm, ...] = ("core", "dense")
@@ -37,7 +37,7 @@ PHOTOS = 64  # whose features are looked at for locality
 class Experiment:
     """Train both arms, probe them, measure the locality of their features, and write the page's table and plot.
 
-    Example: python -m veca.experiments.referee --out runs/referee --page docs/referee.md
+    Example: python tools/referee.py --out runs/referee --page docs/referee.md
     """
 
     data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("../shared/data")
@@ -84,8 +84,8 @@ def run(settings: Experiment) -> dict[str, Any]:
         raise InputError("--seeds must be at least 1")
     for name in ("photos", "pets", "voc-seg", "nyu-depth"):
         if not (settings.data / name).is_dir():
-            raise InputError(f"{settings.data} holds no {name}/: see `python -m veca.experiments.referee --help`")
-    from veca.experiments.referee_report import gather, write
+            raise InputError(f"{settings.data} holds no {name}/: see `python tools/referee.py --help`")
+    from referee_report import gather, write
 
     # Parts are skipped when they are there, so a folder must hold one experiment only.
     identity = {"teacher": settings.teacher, "data": str(settings.data), "quick": settings.quick}
@@ -193,7 +193,7 @@ def locality_of_arms(settings: Experiment, scale: Scale) -> None:
 
 def command_of(settings: Experiment) -> str:
     """What to type to get the results again."""
-    words: list[Any] = ["python", "-m", "veca.experiments.referee", "--data", settings.data, "--teacher",
+    words: list[Any] = ["python", "tools/referee.py", "--data", settings.data, "--teacher",
                         settings.teacher, "--out", settings.out, "--seeds", settings.seeds]  # fmt: skip
     words += ["--page", settings.page] if settings.page else []
     return shlex.join(map(str, [*words, *(["--quick"] if settings.quick else [])]))
@@ -205,7 +205,7 @@ def say(text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     settings = tyro.cli(
-        Experiment, args=arguments, prog="python -m veca.experiments.referee", description=inspect.getdoc(Experiment)
+        Experiment, args=arguments, prog="python tools/referee.py", description=inspect.getdoc(Experiment)
     )
     try:
         run(settings)
