@@ -127,7 +127,7 @@ def content_of(images: Images, index: int) -> int:
     """A digest of an image's bytes."""
     try:
         data = images.read(index)
-    except OSError:
+    except (InputError, OSError):
         return 0
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 

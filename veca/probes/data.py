@@ -19,7 +19,7 @@ from pathlib import Path
 
 from veca.errors import InputError
 from veca.files import read_text
-from veca.images import SUFFIXES
+from veca.folders import walk
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,11 @@ class ClassData:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files below a folder, sorted by name; hidden files are left out."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
+    """The image files below a folder, sorted by name."""
+    found = walk(folder)
+    if found.special:
+        raise InputError(f"{folder / found.special[0]}: not a regular file; take it out of the data")
+    return sorted(folder / name for name in found.images)
 
 
 def split_names(folder: Path, suffix: str = "") -> tuple[str, str, str]:

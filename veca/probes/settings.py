@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
+from veca.caches import cache_folder
 
 
 def _numbers(texts: list[str]) -> tuple[int, ...]:
@@ -34,10 +35,7 @@ Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 
 def default_cache() -> Path:
-    """$VECA_CACHE/probes, or veca/probes in the user's cache folder."""
-    if own := os.environ.get("VECA_CACHE"):
-        return Path(own).expanduser() / "probes"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "veca" / "probes"
+    return cache_folder("probes")
 
 
 @dataclass
