@@ -17,7 +17,7 @@ from veca.distill import sources
 from veca.errors import InputError
 from veca.features import find_images
 from veca.folders import refuse_special, walk
-from veca.probes.data import images_in
+from veca.tasks.base.classes import images_in
 
 
 @pytest.fixture

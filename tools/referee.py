@@ -25,7 +25,7 @@ from referee_recipe import Referee
 
 from veca.errors import InputError
 from veca.files import write_json
-from veca.probes.settings import Flag, default_cache
+from veca.tasks.base.options import Flag, default_cache
 
 Arm = Literal["core", "dense"]
 ARMS: tuple[Arm, ...] = ("core", "dense")

@@ -28,7 +28,8 @@ def is_image(name: str) -> bool:
 def walk(top: str | Path) -> Walk:
     """Every image below a folder. Hidden folders are left out; a link to a folder is followed, each folder once."""
     found, seen = Walk(), set()
-    folders, links = [""], []
+    folders: list[str] = [""]
+    links: list[str] = []
     while folders or links:
         relative = folders.pop() if folders else links.pop()  # a folder is known by its own name before a link's
         here = Path(top, relative)

@@ -14,9 +14,9 @@ from PIL import Image
 
 from veca.cli import main
 from veca.errors import InputError
-from veca.probes.heads import Head
 from veca.probes.paper import paper_rows
 from veca.probes.tables import Row, Table
+from veca.tasks.base.heads import Head
 
 TINY = "random:veca_tiny"
 COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}

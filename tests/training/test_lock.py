@@ -13,7 +13,7 @@ import pytest
 
 from veca.errors import InputError
 from veca.finetune.engine import finetune
-from veca.finetune.settings import Classify
+from veca.tasks.classify import ClassifyFineTune as Classify
 from veca.training.lock import lock_folder
 
 HOLDER = """

@@ -19,12 +19,12 @@ from veca.backbones import weights_digest
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.files import write_json
-from veca.finetune.settings import CHANGEABLE, Common
-from veca.finetune.tasks import Task
 from veca.model import Veca
-from veca.probes.heads import Head
 from veca.probes.run import head_about
 from veca.probes.tables import Row, Table, merge_seeds
+from veca.tasks.base.contract import Look, Seen, Task
+from veca.tasks.base.heads import Head
+from veca.tasks.base.options import CHANGEABLE, FineTuneOptions
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
 from veca.training.lock import lock_folder
 from veca.training.loop import Loop, Pace
@@ -36,7 +36,7 @@ WARMUP = 0.1  # of the steps
 LOG_EVERY = 20
 
 
-def finetune(model: Veca, task: Task, settings: Common, side: int, command: str = "") -> Table | None:
+def finetune(model: Veca, task: Task, settings: FineTuneOptions, side: int, command: str = "") -> Table | None:
     """Train until done or stopped; the table of test scores (with the `command` that made it), or None if stopped."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise InputError("veca finetune is one process: start it without torchrun")
@@ -44,7 +44,7 @@ def finetune(model: Veca, task: Task, settings: Common, side: int, command: str 
         return run(model, task, settings, side, command)
 
 
-def run(model: Veca, task: Task, settings: Common, side: int, command: str) -> Table | None:
+def run(model: Veca, task: Task, settings: FineTuneOptions, side: int, command: str) -> Table | None:
     out, ranks = settings.out, Ranks(settings.device)
     budgets, weights = training_budgets(settings, model.config.bank)
     scored = score_budgets(settings, budgets, model.config.bank)
@@ -80,7 +80,7 @@ def run(model: Veca, task: Task, settings: Common, side: int, command: str) -> T
         ranks.say(f"continuing {out} at step {progress['step']} of {total}")
 
     records = Records(out, total=total, start=progress["step"], board=False)
-    tuner = FineTuner(model, head, task, settings, optimiser, progress, identity, budgets, weights, total,
+    tuner = FineTuner(model, head, task, settings, optimiser, progress, identity, budgets, weights, total, side,
                       max(scored), records)  # fmt: skip
     pace = Pace(total, LOG_EVERY, tuner.judge_every, settings.checkpoint_minutes, settings.stop_at, settings.clip)
     try:
@@ -106,19 +106,14 @@ class FineTuner:
     """What fine-tuning brings to the training loop."""
 
     def __init__(
-        self, model: Veca, head: nn.Module, task: Task, settings: Common, optimiser: torch.optim.Optimizer,
+        self, model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, optimiser: torch.optim.Optimizer,
         progress: dict[str, Any], identity: dict[str, Any], budgets: list[int], weights: list[float], total: int,
-        judged_at: int, records: Records,
+        side: int, judged_at: int, records: Records,
     ) -> None:  # fmt: skip
         self.model, self.head, self.task, self.settings = model, head, task, settings
         self.optimisers, self.progress, self.identity = [optimiser], progress, identity
-        self.budgets, self.weights, self.total, self.judged_at, self.records = (
-            budgets,
-            weights,
-            total,
-            judged_at,
-            records,
-        )
+        self.budgets, self.weights, self.total = budgets, weights, total
+        self.side, self.judged_at, self.records = side, judged_at, records
         self.device = next(model.parameters()).device
         self.bfloat16 = self.device.type != "mps" and fast_bfloat16(self.device)
         self.chooses = bool(task.parts["validation"])  # the best weights; else test/ is only looked at
@@ -126,7 +121,7 @@ class FineTuner:
         self.judge_every = round(settings.score_every * count / settings.batch) or (
             math.ceil(count / settings.batch) if self.chooses else 0
         )
-        self.batches = batches(task, settings, progress["step"], total)
+        self.batches = batches(task, settings, side, progress["step"], total)
         self.losses: list[float] = []  # since the last record
         self.budget, self.began = 0, time.monotonic()
 
@@ -144,7 +139,8 @@ class FineTuner:
         self.head.train()
         torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))  # the jitter of positions
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-            loss = self.task.loss(self.model, self.head, images.to(self.device), labels, self.budget)
+            seen = look_with(self.model, self.budget)(images.to(self.device))
+            loss = self.task.loss(self.head, seen, labels)
         torch.autograd.backward(loss)
         self.losses.append(float(loss.detach()))
         return math.isfinite(self.losses[-1])
@@ -164,7 +160,7 @@ class FineTuner:
         if not self.chooses and (not self.judge_every or step % self.judge_every):
             return None
         part, main = "validation" if self.chooses else "test", self.task.main
-        scores = evaluate(self.model, self.head, self.task, part, self.judged_at)
+        scores = evaluate(self.model, self.head, self.task, part, self.judged_at, self.side)
         text = f"{part} {main} {scores[main]:.4f} at {self.judged_at} cores"
         self.records.judged(step, {"part": part, **scores}, {}, text)
         self.seconds()
@@ -187,7 +183,7 @@ class FineTuner:
         """`finish` writes the weights, with their test scores."""
 
 
-def trained_head(model: Veca, task: Task, settings: Common) -> nn.Linear | None:
+def trained_head(model: Veca, task: Task, settings: FineTuneOptions) -> nn.Linear | None:
     """The head of a probe to begin with; it must fit the data, and the weights it was trained on."""
     if settings.start_head is None:
         return None
@@ -201,7 +197,9 @@ def trained_head(model: Veca, task: Task, settings: Common) -> nn.Linear | None:
     return linear
 
 
-def batches(task: Task, settings: Common, start: int, total: int) -> Generator[tuple[Tensor, list[Tensor]], None, None]:
+def batches(
+    task: Task, settings: FineTuneOptions, side: int, start: int, total: int
+) -> Generator[tuple[Tensor, list[Tensor]], None, None]:
     """(images B×3×S×S, labels) of each step, read ahead by threads; what a step sees depends on its number alone."""
     count = len(task.parts["train"])
 
@@ -211,7 +209,7 @@ def batches(task: Task, settings: Common, start: int, total: int) -> Generator[t
 
     def load(place: int) -> tuple[Tensor, Tensor]:
         epoch, within = divmod(place, count)
-        return task.load(order(epoch)[within], random_at(settings.seed, "view", place))
+        return task.load(order(epoch)[within], side, random_at(settings.seed, "view", place))
 
     def submit(step: int) -> list[Future[tuple[Tensor, Tensor]]]:
         places = range(step * settings.batch, (step + 1) * settings.batch) if step < total else ()
@@ -224,7 +222,7 @@ def batches(task: Task, settings: Common, start: int, total: int) -> Generator[t
             yield torch.stack([image for image, _ in present]), [label for _, label in present]
 
 
-def training_budgets(settings: Common, bank: int) -> tuple[list[int], list[float]]:
+def training_budgets(settings: FineTuneOptions, bank: int) -> tuple[list[int], list[float]]:
     """The budgets to draw from and how often; without --cores those of the paper, as far as the bank goes."""
     if settings.cores:
         check_budgets(settings.cores, bank, "--cores")
@@ -235,7 +233,7 @@ def training_budgets(settings: Common, bank: int) -> tuple[list[int], list[float
     return [budget for budget, _ in pairs], [float(weight) for _, weight in pairs]
 
 
-def score_budgets(settings: Common, trained: list[int], bank: int) -> list[int]:
+def score_budgets(settings: FineTuneOptions, trained: list[int], bank: int) -> list[int]:
     check_budgets(settings.score_cores, bank, "--score-cores")
     return sorted({*settings.score_cores} or {min(trained), max(trained)}, reverse=True)
 
@@ -254,7 +252,7 @@ def layer_of(name: str, depth: int) -> int:
     return depth + 1 if part in ("norm", "project") else 0
 
 
-def build_optimiser(model: Veca, head: nn.Module, settings: Common) -> torch.optim.AdamW:
+def build_optimiser(model: Veca, head: nn.Module, settings: FineTuneOptions) -> torch.optim.AdamW:
     """AdamW with one group per layer and kind; `rate` is the group's highest rate, scaled by the schedule."""
     depth = model.config.depth
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -272,10 +270,18 @@ def build_optimiser(model: Veca, head: nn.Module, settings: Common) -> torch.opt
     )
 
 
-def evaluate(model: Veca, head: nn.Module, task: Task, part: str, cores: int) -> dict[str, Any]:
+def look_with(model: Veca, cores: int) -> Look:
+    def look(images: Tensor) -> Seen:
+        out = model(images, cores=cores)
+        return Seen(out.cls, out.patches)
+
+    return look
+
+
+def evaluate(model: Veca, head: nn.Module, task: Task, part: str, cores: int, side: int) -> dict[str, Any]:
     model.eval()
     head.eval()
-    return task.score(model, head, part, cores)
+    return task.score(head, look_with(model, cores), part, side)
 
 
 def is_better(score: float, best: float | None, better: str) -> bool:
@@ -284,7 +290,7 @@ def is_better(score: float, best: float | None, better: str) -> bool:
     return score > best if better == "higher" else score < best
 
 
-def finish(model: Veca, head: nn.Module, task: Task, settings: Common, side: int, scored: list[int]) -> Table:
+def finish(model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, side: int, scored: list[int]) -> Table:
     """Test scores at each budget, and what is kept: model/, head/, results.json and results.csv."""
     out = settings.out
     model.eval().requires_grad_(True)
@@ -298,11 +304,11 @@ def finish(model: Veca, head: nn.Module, task: Task, settings: Common, side: int
     table = Table(f"finetune {task.name}", settings.data.name, task.main, task.better, task.classes)
     table.settings = settings.to_dict()
     for cores in scored:
-        values, per_class = merge_seeds([evaluate(model, head, task, "test", cores)])
+        values, per_class = merge_seeds([evaluate(model, head, task, "test", cores, side)])
         table.rows.append(Row(out.name, str(out / "model"), digest, side, side, cores, values, per_class=per_class))
         table.write(out)
     kept = task.saved_head(head)
-    kept.about = {**head_about(table.rows[0], str(kept.about["feature"])), **kept.about}
+    kept.about = {**head_about(table.rows[0]), **kept.about}
     kept.save(out / "head")
     return table
 

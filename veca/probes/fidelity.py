@@ -22,9 +22,9 @@ from veca.distill.validation import Validation
 from veca.errors import InputError
 from veca.files import whole_file
 from veca.model import Veca
-from veca.probes.progress import progress
 from veca.probes.settings import Fidelity
 from veca.probes.tables import Row, Table
+from veca.progress import progress
 from veca.teachers import load_teacher
 from veca.training.ranks import Ranks
 

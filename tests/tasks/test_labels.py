@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from veca.errors import InputError
-from veca.probes.data import Example, read_classes, read_examples
-from veca.probes.pairs import IGNORE, DepthReader, MaskReader, Pair, check_pairs, find_pairs, read_values
-from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset
+from veca.tasks.base.classes import Example, read_classes, read_examples
+from veca.tasks.base.pairs import IGNORE, DepthReader, MaskReader, Pair, check_pairs, find_pairs, read_values
+from veca.tasks.base.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset
 
 NOWHERE = Layout("", "")
 

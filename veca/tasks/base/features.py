@@ -25,8 +25,8 @@ from torch import Tensor
 from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.files import file_digest, whole_file
-from veca.probes.progress import progress
-from veca.probes.views import View
+from veca.progress import progress
+from veca.tasks.base.views import View
 
 FORMAT = 1
 ABANDONED = 3600  # seconds after which a half-written shard has no writer any more

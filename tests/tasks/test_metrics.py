@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from veca.probes import metrics
-from veca.probes.pairs import IGNORE
+from veca.tasks.base import metrics
+from veca.tasks.base.pairs import IGNORE
 
 
 def one_hot(prediction: np.ndarray, classes: int) -> torch.Tensor:  # H×W → K×H×W

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from veca.probes import classify, knn
-from veca.probes.data import ClassData, Example, held_out
+from veca.probes import knn
+from veca.tasks import classify
+from veca.tasks.base.classes import ClassData, Example, held_out
 
 CLASSES, WIDTH = 4, 24
 

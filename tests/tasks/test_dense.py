@@ -12,14 +12,14 @@ from PIL import Image
 
 from veca.errors import InputError
 from veca.images import short_side_size
-from veca.probes import dense
-from veca.probes.depth import Depth, metres, scale_invariant
-from veca.probes.features import Cache, Features
-from veca.probes.heads import Head, NormedLinear
-from veca.probes.pairs import IGNORE, Pair
-from veca.probes.presets import DepthPreset, Layout, SegmentPreset
-from veca.probes.segment import Segmentation, palette
-from veca.probes.views import View, label_box, windows
+from veca.tasks.base import dense
+from veca.tasks.base.features import Cache, Features
+from veca.tasks.base.heads import Head, NormedLinear
+from veca.tasks.base.pairs import IGNORE, Pair
+from veca.tasks.base.presets import DepthPreset, Layout, SegmentPreset
+from veca.tasks.base.views import View, label_box, windows
+from veca.tasks.depth import Depth, metres, scale_invariant
+from veca.tasks.segment import Segmentation, palette
 
 SIDE, GRID, WIDTH, CLASSES = 64, 4, 12, 3
 NOWHERE = Layout("", "")

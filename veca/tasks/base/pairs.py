@@ -18,9 +18,9 @@ from PIL import Image
 
 from veca.errors import InputError
 from veca.images import image_size, open_image, stored_values
-from veca.probes.data import images_in, split_names
-from veca.probes.presets import DepthPreset, Layout, SegmentPreset
-from veca.probes.progress import progress
+from veca.progress import progress
+from veca.tasks.base.classes import images_in, split_names
+from veca.tasks.base.presets import DepthPreset, Layout, SegmentPreset
 
 IGNORE = -1  # what every ignored pixel becomes once it is read
 LABEL_SUFFIXES = (".png", ".tif", ".tiff")

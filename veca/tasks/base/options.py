@@ -1,25 +1,93 @@
-"""What `veca finetune` takes on the command line; the docstrings are its --help."""
+"""What the commands ask for every task; a task adds its own. The docstrings are the --help."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from veca.caches import cache_folder
 from veca.errors import InputError
 from veca.files import refuse_file
-from veca.probes.settings import Flag, Numbers
+
+
+def _numbers(texts: list[str]) -> tuple[int, ...]:
+    return tuple(int(part) for part in texts[0].split(",") if part)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, int) for part in value)
+
+
+Numbers = Annotated[
+    tuple[int, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N,N,…",
+        instance_from_str=_numbers,
+        is_instance=_is_numbers,
+        str_from_instance=lambda value: [",".join(map(str, value))],
+    ),
+]
+Models = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODEL")]
+Paths = Annotated[tyro.conf.UseAppendAction[tuple[Path, ...]], tyro.conf.arg(metavar="PATH")]
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+
+
+def default_cache() -> Path:
+    return cache_folder("probes")
+
+
+@dataclass
+class ProbeOptions:
+    """What every probe takes."""
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """the data set"""
+    model: Models = ()
+    """a model to judge, again for each: what veca.load takes, a transformers hub id or folder, or random:veca_small"""
+    size: Numbers = (256,)
+    """sides of the centre crop, rounded to whole patches; the image is first resized to 1.125 times that"""
+    cores: Numbers = ()
+    """budgets, for models that have them; all cores without this"""
+    seeds: int = 3
+    """heads trained from different seeds; the table shows mean ± deviation"""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
+    """folder for results.json, results.csv, the plots and the heads"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
+    cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_cache)
+    """folder of features that were computed before"""
+    cache_gb: float = 20.0
+    """what that folder may hold; the features used longest ago make room"""
+    against: Literal["paper"] | None = None
+    """add the paper's own numbers for this data set to the table"""
+    command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
+
+
+@dataclass
+class DenseProbe(ProbeOptions):
+    size: Numbers = (512,)
+    """sides of the square crop, rounded to whole patches; the image's short side is resized to it"""
+    steps: int = 500
+    """optimiser steps, 8 crops each"""
+    augment: Flag = False
+    """train on random crops and flips, through the backbone at every step (slow without a GPU); without this, on the
+    cached features of the windows that cover each training image"""
+
 
 # What may differ between the command that started a run and the one that continues it.
 CHANGEABLE = {"data", "out", "device", "workers", "checkpoint_minutes", "score_every", "score_cores", "stop_at"}
 
 
 @dataclass(kw_only=True)
-class Common:
+class FineTuneOptions:
+    """What every fine-tuning takes."""
+
     data: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """the data set, laid out as for `veca probe`"""
     model: str
@@ -27,6 +95,8 @@ class Common:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("finetuned")
     """folder of the run; the same command again continues what it finds there"""
 
+    size: int = 224
+    """side of the crop, rounded to whole patches; the image is first resized to 1.125 times that"""
     start_head: Annotated[Path | None, tyro.conf.arg(metavar="HEAD")] = None
     """begin with a head that `veca probe` trained on this model, instead of a fresh one: surer and quicker"""
     head_only: Flag = False
@@ -83,72 +153,8 @@ class Common:
 
 
 @dataclass(kw_only=True)
-class Classify(Common):
-    """Fine-tune for classes: a linear head on the global feature, and the backbone below it.
-
-    DIR holds train/<class>/ and test/<class>/, perhaps val/<class>/, or CSV files; as `veca probe classify` reads them.
-    Where there is val/, the best epoch is kept; without it all of train/ is used and the last weights are kept. The
-    test images are scored once, at the end. The run's folder then holds model/ (for veca.load) and head/ (for
-    `veca probe predict` and transformers).
-
-    Examples:
-      veca finetune classify --data pets/ --model veca-s14 --size 196 --epochs 10 --out runs/pets
-      veca finetune classify --data pets/ --model veca-s14 --cores 64 --head-only --out runs/pets-head
-      veca finetune classify --data pets/ --model veca-s14 --start-head pets-probe/heads/veca-s14-196px-64cores
-    """
-
-    size: int = 224
-    """side of the crop, rounded to whole patches; the image is first resized to 1.125 times that"""
-
-
-@dataclass(kw_only=True)
-class Dense(Common):
+class DenseFineTune(FineTuneOptions):
     size: int = 448
     """side of the square crop, rounded to whole patches; the image's short side is resized to it"""
     batch: int = 8
     """crops a step"""
-
-
-@dataclass(kw_only=True)
-class Segment(Dense):
-    """Fine-tune for masks: a linear head on every patch (global feature appended), and the backbone below it.
-
-    DIR holds train/images, train/masks and val/ (or test/) in the same way, or the layout of the preset, as
-    `veca probe segment` reads them. All of train/ is used, the last weights are kept.
-
-    Examples:
-      veca finetune segment --data voc-seg/ --preset voc2012 --model veca-s14 --size 448 --out runs/voc
-      veca finetune segment --data mine/ --ignore 0 --offset -1 --model veca-s14 --cores 16
-    """
-
-    preset: Literal["voc2012", "context60", "ade20k", "coco_stuff", "coco_object", "cityscapes"] | None = None
-    """what a published data set's files and labels mean"""
-    classes: int | None = None
-    """number of classes; without it and without a preset, what classes.txt or the training masks show"""
-    ignore: int | None = None
-    """the stored label that does not count (255)"""
-    offset: int | None = None
-    """added to stored labels (0); those that fall below 0 do not count"""
-
-
-@dataclass(kw_only=True)
-class Depth(Dense):
-    """Fine-tune for depth: a linear head on every patch (global feature appended), and the backbone below it.
-
-    DIR holds train/images, train/depth and test/ (or val/) in the same way, or the layout of the preset, as
-    `veca probe depth` reads them. All of train/ is used, the last weights are kept.
-
-    Example:
-      veca finetune depth --data nyu-depth/ --preset nyu --model veca-s14 --size 308 --out runs/nyu
-    """
-
-    preset: Literal["nyu", "kitti"] | None = None
-    """scale, range, evaluation crop and files of a published data set"""
-    head: Literal["bins", "regression"] = "bins"
-    """weights over 256 depths, or the depth itself"""
-    scale: float | None = None
-    """stored value × scale = metres (0.001)"""
-    nearest: float | None = None
-    """depth below this many metres does not count (0.001)"""
-    farthest: float | None = None
-    """depth above this many metres does not count (10)"""

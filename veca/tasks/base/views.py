@@ -13,8 +13,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from veca.files import whole_file
 from veca.images import resize_short_side, to_tensor
-from veca.probes.pairs import open_trimmed
+from veca.tasks.base.pairs import open_trimmed
 
 RESIZE = 288 / 256  # classification resizes to this multiple of its centre crop (docs/probes.md)
 STRIDE = 2 / 3  # of the window: neighbouring windows overlap by at least a third
@@ -63,3 +64,8 @@ def label_box(
     left, top = (round(at[axis] * label[axis] / resized[axis]) for axis in (0, 1))
     right, bottom = (round((at[axis] + side) * label[axis] / resized[axis]) for axis in (0, 1))
     return left, top, right, bottom
+
+
+def save_picture(image: Image.Image, path: Path) -> None:
+    with whole_file(path) as temporary:
+        image.save(temporary)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import MeanAbsolutePercentageError, MeanMetric, MeanSquaredError
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy, MulticlassConfusionMatrix
 
-from veca.probes.pairs import IGNORE
+from veca.tasks.base.pairs import IGNORE
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from transformers import Dinov2Config, Dinov2Model
 from veca.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.errors import InputError
 from veca.model import create_model
-from veca.probes import features
-from veca.probes.features import Cache, Extractor, LiveFeatures
-from veca.probes.views import View, centre_view
+from veca.tasks.base import features
+from veca.tasks.base.features import Cache, Extractor, LiveFeatures
+from veca.tasks.base.views import View, centre_view
 
 
 @pytest.fixture(scope="module")
