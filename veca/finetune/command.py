@@ -28,7 +28,7 @@ The same command again continues a run that was stopped. `veca finetune TASK --h
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(tasks="\n".join(f"  {name:<10}{line}" for name, line in summaries().items())))
+        print(USAGE.format(tasks="\n".join(f"  {name:<9} {line}" for name, line in summaries().items())))
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in task_names():

@@ -34,7 +34,7 @@ Linear probes of frozen backbones: any VECA weights, any transformers vision mod
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(tasks="\n".join(f"  {name:<10}{line}" for name, line in summaries().items())))
+        print(USAGE.format(tasks="\n".join(f"  {name:<9} {line}" for name, line in summaries().items())))
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in (*task_names(), *OTHERS):
