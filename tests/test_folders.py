@@ -46,7 +46,7 @@ def test_every_room_finds_the_same_images(tree: Path, own_cache: None) -> None:
     assert set(found.stamps) == {"", "a", "b", "b/deep"}
     features = [path.relative_to(tree).as_posix() for path in find_images((tree,))]
     assert features == sorted([*expected, "self.png"])  # what cannot be opened is listed as unreadable, not forgotten
-    training = sources.find_images([str(tree)])
+    training = sources.index_images([str(tree)])
     assert [training.name(number).removeprefix(f"{tree}/") for number in range(len(training))] == features
     assert {path.relative_to(tree).as_posix() for path, _ in find_examples(tree, 9)} == set(expected)
     with pytest.raises(InputError, match=r"self.png: not a regular file"):
@@ -59,7 +59,7 @@ def test_a_pipe_is_never_waited_for(tree: Path, tmp_path: Path, own_cache: None)
     os.mkfifo(tree / "pipe.jpg")
     with pytest.raises(InputError, match=r"pipe.jpg: not a regular file"):
         refuse_special(tree / "pipe.jpg")
-    images = sources.find_images([str(tree)])
+    images = sources.index_images([str(tree)])
     (number,) = (number for number in range(len(images)) if images.name(number).endswith("pipe.jpg"))
     with pytest.raises(InputError, match="not a regular file"):
         images.read(number)

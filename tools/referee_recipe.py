@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Referee(Settings):
+class Referee(Distillation):
     r"""One arm of the referee's experiment: is patch-to-patch attention missed, all else being equal (docs/referee.md)?
 
     trains    veca_tiny (--attention core) or its twin in which every token reads every token (--attention dense), from

@@ -14,7 +14,7 @@ from distill.runs import make_photos, make_teacher, tiny_settings
 from veca.distill.cache import TeacherCache, _open, shard_path
 from veca.distill.data import Key, read_view
 from veca.distill.engine import train
-from veca.distill.sources import find_images
+from veca.distill.sources import index_images
 from veca.errors import InputError
 from veca.teachers import load_teacher
 
@@ -33,7 +33,7 @@ def cached_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_cache_holds_the_teachers_features_of_the_same_views(root: Path, cached_run: Path) -> None:
-    images, teacher = find_images([str(root / "photos")]), load_teacher(root / "teacher")
+    images, teacher = index_images([str(root / "photos")]), load_teacher(root / "teacher")
     cache = TeacherCache(cached_run / "cache", (28,), layers=True)
     for key in (Key(0, 0, 28), Key(17, 1, 28)):
         expected = teacher(read_view(images, key, 0)[None], (4, 4), layers=True)

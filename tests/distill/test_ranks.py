@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import veca
 from distill.runs import SERVER, start, tiny_settings, wait
 from veca.distill.engine import train
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.errors import InputError
 from veca.training.checkpoints import Checkpoints, read_checkpoint
 from veca.training.lock import lock_folder
@@ -33,7 +33,7 @@ from veca.training.ranks import fresh_store
 TURNING = {"rope_zero_fraction": 0.125}
 
 
-def run_ranks(settings: Settings, count: int, status: int = 0) -> None:
+def run_ranks(settings: Distillation, count: int, status: int = 0) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from veca.distill.data import Key, read_view
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
 from veca.errors import InputError
 from veca.files import whole_file, write_json
@@ -94,14 +94,16 @@ def describe(folder: Path, settings: dict[str, Any]) -> bool:
     return bool(settings["layers"])
 
 
-def missing_shards(folder: Path, images: Images, sizes: Iterable[int], views: int) -> list[tuple[int, int, int]]:
+def missing_shards(
+    folder: Path, images: TrainingImages, sizes: Iterable[int], views: int
+) -> list[tuple[int, int, int]]:
     """(size, view, shard) of what is still to be computed."""
     shards = -(-len(images) // SHARD)
     wanted = [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
     return [shard for shard in wanted if not holds(shard_path(folder, *shard), images, shard[2])]
 
 
-def holds(path: Path, images: Images, number: int) -> bool:
+def holds(path: Path, images: TrainingImages, number: int) -> bool:
     """Whether a shard is there and of these very images. What an older version wrote is taken by their names."""
     if not path.is_file():
         return False
@@ -118,12 +120,12 @@ def holds(path: Path, images: Images, number: int) -> bool:
     return True
 
 
-def members(images: Images, number: int) -> range:
+def members(images: TrainingImages, number: int) -> range:
     """The images of a shard."""
     return range(number * SHARD, min(len(images), (number + 1) * SHARD))
 
 
-def content_of(images: Images, index: int) -> int:
+def content_of(images: TrainingImages, index: int) -> int:
     """A digest of an image's bytes."""
     try:
         data = images.read(index)
@@ -133,7 +135,7 @@ def content_of(images: Images, index: int) -> int:
 
 
 def build_shard(
-    folder: Path, size: int, view: int, number: int, images: Images, teaching: Teaching, *, layers: bool,
+    folder: Path, size: int, view: int, number: int, images: TrainingImages, teaching: Teaching, *, layers: bool,
     augment_seed: int, trivial: bool, device: torch.device,
 ) -> None:  # fmt: skip
     """Compute and write one shard."""
@@ -165,7 +167,12 @@ def build_shard(
 
 
 def prepare_cache(
-    settings: Settings, images: Images, teaching: Teaching, ranks: Ranks, stop: StopSignal, identity: dict[str, Any]
+    settings: Distillation,
+    images: TrainingImages,
+    teaching: Teaching,
+    ranks: Ranks,
+    stop: StopSignal,
+    identity: dict[str, Any],
 ) -> TeacherCache | None:
     """Compute what the cache lacks, shared out over the ranks."""
     folder = settings.cache_teacher

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from veca.augment import augment, centre
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
 from veca.errors import InputError
 from veca.images import open_image, to_tensor
 from veca.teachers import TeacherOutput
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     unreadable: list[str]
 
 
-def read_view(images: Images, key: Key, augment_seed: int, trivial: bool = True) -> Tensor:
+def read_view(images: TrainingImages, key: Key, augment_seed: int, trivial: bool = True) -> Tensor:
     """3×S×S: the view of an image that `key` names, always the same."""
     picture = open_image(images.read(key.number))
     if key.view < 0:
@@ -63,7 +63,7 @@ class Views(Dataset[Item]):
     """Views by key; an unreadable image is replaced by another, chosen by its number."""
 
     def __init__(
-        self, images: Images, augment_seed: int, cache: TeacherCache | None = None, trivial: bool = True
+        self, images: TrainingImages, augment_seed: int, cache: TeacherCache | None = None, trivial: bool = True
     ) -> None:
         self.images, self.augment_seed, self.cache, self.trivial = images, augment_seed, cache, trivial
 
@@ -110,7 +110,15 @@ class Plan(Sampler[list[Key]]):
     """
 
     def __init__(
-        self, settings: Settings, groups: Sequence[int], *, total: int, start: int, batch: int, rank: int, ranks: int
+        self,
+        settings: Distillation,
+        groups: Sequence[int],
+        *,
+        total: int,
+        start: int,
+        batch: int,
+        rank: int,
+        ranks: int,
     ) -> None:
         self.settings, self.groups, self.total, self.start = settings, groups, total, start
         self.batch, self.rank, self.ranks = batch, rank, ranks

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from veca.distill.data import Batch, Plan, next_batch
 from veca.distill.losses import Loss, Standards
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
 from veca.distill.student import Student
 from veca.distill.teaching import Teaching
 from veca.distill.validation import Validation, result_record, result_scalars, result_table
@@ -40,9 +40,9 @@ class Length(NamedTuple):
 
 class Distiller:
     def __init__(
-        self, settings: Settings, length: Length, model: Veca, optimisers: list[torch.optim.Optimizer],
-        progress: dict[str, Any], constants: dict[str, Any], *, images: Images, teaching: Teaching, ranks: Ranks,
-        stop: StopSignal, plan: Plan, batches: Iterator[Any], validation: Validation | None,
+        self, settings: Distillation, length: Length, model: Veca, optimisers: list[torch.optim.Optimizer],
+        progress: dict[str, Any], constants: dict[str, Any], *, images: TrainingImages, teaching: Teaching,
+        ranks: Ranks, stop: StopSignal, plan: Plan, batches: Iterator[Any], validation: Validation | None,
         measured: Standards | None, records: Records,
     ) -> None:  # fmt: skip
         self.settings, self.length, self.model, self.optimisers = settings, length, model, optimisers

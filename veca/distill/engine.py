@@ -16,8 +16,8 @@ from veca.distill.card import run_card
 from veca.distill.curves import plot
 from veca.distill.data import Key, Plan, Views, collate, loader
 from veca.distill.distiller import Distiller, Length
-from veca.distill.settings import Settings, differences
-from veca.distill.sources import Images, find_images
+from veca.distill.settings import Distillation, differences
+from veca.distill.sources import TrainingImages, index_images
 from veca.distill.student import (
     build_student,
     estimate_standards,
@@ -38,7 +38,7 @@ from veca.training.records import METRICS, Records
 from veca.training.schedule import random_at
 
 
-def train(settings: Settings) -> Path:
+def train(settings: Distillation) -> Path:
     """Train until done or stopped; returns the run's folder."""
     settings.validate()
     ranks = Ranks(settings.device)
@@ -50,14 +50,16 @@ def train(settings: Settings) -> Path:
     return settings.out
 
 
-def run(settings: Settings, ranks: Ranks) -> None:
+def run(settings: Distillation, ranks: Ranks) -> None:
     device, out = ranks.device, settings.out
     bfloat16 = settings.autocast == "on" or (settings.autocast == "auto" and fast_bfloat16(device))
     torch.manual_seed(settings.seed)
 
     # What there is: images, teacher, student, and perhaps a checkpoint of this run.
-    images: Images = ranks.first_goes_ahead(lambda: find_images(settings.train))
-    val_images: Images | None = ranks.first_goes_ahead(lambda: find_images(settings.val)) if settings.val else None
+    images: TrainingImages = ranks.first_goes_ahead(lambda: index_images(settings.train))
+    val_images: TrainingImages | None = (
+        ranks.first_goes_ahead(lambda: index_images(settings.val)) if settings.val else None
+    )
     teacher = load_teacher(settings.teacher, device)
     checkpoints = Checkpoints(out / "checkpoints")
     newest: Path | None = ranks.from_first(lambda: checkpoints.newest(ranks.say))
@@ -139,7 +141,7 @@ def run(settings: Settings, ranks: Ranks) -> None:
             show(out, progress)
 
 
-def plan_length(settings: Settings, images: int, ranks: int, saved: dict[str, Any] | None) -> Length:
+def plan_length(settings: Distillation, images: int, ranks: int, saved: dict[str, Any] | None) -> Length:
     """Steps and batches; a continued run keeps its number of images per step on any number of ranks."""
     step_images = settings.batch * settings.accumulate * ranks
     if saved is not None and saved["step_images"] != step_images:
@@ -163,7 +165,7 @@ def plan_length(settings: Settings, images: int, ranks: int, saved: dict[str, An
 
 
 def sample_standards(
-    settings: Settings, images: Images, teaching: Teaching, device: torch.device
+    settings: Distillation, images: TrainingImages, teaching: Teaching, device: torch.device
 ) -> dict[str, torch.Tensor] | None:
     """Statistics of the teacher's features over a sample of training views, where the loss needs them."""
     if not settings.standardise and not settings.wants_layers:

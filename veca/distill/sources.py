@@ -46,7 +46,7 @@ class Part:
         return bytes(self.names[begin : int(self.ends[index])]).decode("utf-8", "surrogateescape")
 
 
-class Images:
+class TrainingImages:
     """All images of a list of sources, numbered from 0."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -104,7 +104,7 @@ class Images:
         return hashlib.sha256(b"".join(each.tobytes() for each in sizes)).hexdigest() if sizes else ""
 
 
-def find_images(sources: Sequence[str]) -> Images:
+def index_images(sources: Sequence[str]) -> TrainingImages:
     """The index of all sources, in the order given; every one must hold at least one image."""
     parts = []
     for path in _expand(sources):
@@ -121,7 +121,7 @@ def find_images(sources: Sequence[str]) -> Images:
         if not sum(map(len, found)):
             raise InputError(f"{path} holds no images ({', '.join(SUFFIXES[:6])}, …)")
         parts += [part for part in found if len(part)]
-    return Images(parts)
+    return TrainingImages(parts)
 
 
 def _expand(sources: Sequence[str]) -> Iterator[Path]:

@@ -13,14 +13,14 @@ from veca.config import model_config
 from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
 from veca.distill.forcing import forced_layers
 from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.errors import InputError
 from veca.model import Veca
 from veca.teachers import Teacher, TeacherOutput
 from veca.weights import load
 
 
-def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
+def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Report]:
     """A model with the weights it starts from, and what came from where."""
     chosen: dict[str, Any] = {"attention": settings.attention}
     if settings.rope_zero_fraction is not None:

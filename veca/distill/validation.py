@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from veca.distill.data import Key, Views, loader, next_batch
 from veca.distill.losses import Standards, distillation_loss
-from veca.distill.sources import Images
+from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
 from veca.model import Veca
 from veca.teachers import TeacherOutput
@@ -28,8 +28,8 @@ class Result(NamedTuple):
 
 class Validation:
     def __init__(
-        self, images: Images, teaching: Teaching, ranks: Ranks, *, sizes: tuple[int, ...], budgets: tuple[int, ...],
-        count: int, batch: int, workers: int,
+        self, images: TrainingImages, teaching: Teaching, ranks: Ranks, *, sizes: tuple[int, ...],
+        budgets: tuple[int, ...], count: int, batch: int, workers: int,
     ) -> None:  # fmt: skip
         self.views, self.teaching, self.ranks = Views(images, 0), teaching, ranks
         self.sizes, self.budgets, self.workers = sizes, budgets, workers

@@ -15,7 +15,7 @@ from veca.backbones import Backbone, load_backbone, short_names
 from veca.devices import pick_device
 from veca.distill.data import Key, collate
 from veca.distill.losses import Standards
-from veca.distill.sources import find_images
+from veca.distill.sources import index_images
 from veca.distill.student import estimate_standards
 from veca.distill.teaching import Teaching
 from veca.distill.validation import Validation
@@ -39,7 +39,7 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
     if settings.images < 1 or any(size < 1 for size in settings.size):
         raise InputError("--images and --size must be at least 1")
     device = pick_device(settings.device)
-    photos, teacher = find_images((str(settings.data),)), load_teacher(settings.teacher, device)
+    photos, teacher = index_images((str(settings.data),)), load_teacher(settings.teacher, device)
     table = Table("teacher", settings.data.name, "dense_cosine", "higher", shares=False)
     table.note(settings)
     backbones = [load_backbone(source, device) for source in settings.model]

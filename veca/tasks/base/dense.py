@@ -117,7 +117,7 @@ class CachedBatches:
     def __init__(self, windows: Sequence[Window], features: Features, kind: Kind) -> None:
         self.windows, self.features, self.kind = windows, features, kind
 
-    def draw(self, batch: int, order: random.Random) -> Generator[list[tuple[Tensor, Tensor, Tensor]], None, None]:
+    def endless(self, batch: int, order: random.Random) -> Generator[list[tuple[Tensor, Tensor, Tensor]], None, None]:
         """Endless batches of (whole D, patches N×D, label); a thread reads the next one meanwhile."""
 
         def load(number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +145,7 @@ class AugmentedBatches:
     def __init__(self, pairs: Sequence[Pair], side: int, extractor: Extractor, kind: Kind) -> None:
         self.pairs, self.side, self.extractor, self.kind = pairs, side, extractor, kind
 
-    def draw(self, batch: int, order: random.Random) -> Generator[list[tuple[Tensor, Tensor, Tensor]], None, None]:
+    def endless(self, batch: int, order: random.Random) -> Generator[list[tuple[Tensor, Tensor, Tensor]], None, None]:
         def window() -> Window:
             return random_window(order.choice(self.pairs), self.side, self.kind, order)
 
@@ -171,7 +171,7 @@ def train(
     layer.to(device).train()
     optimiser = torch.optim.AdamW(layer.parameters(), lr=how.rate, weight_decay=how.decay)
     rate = torch.optim.lr_scheduler.PolynomialLR(optimiser, how.steps, power=how.power)
-    drawn = batches.draw(how.batch, random.Random(seed))
+    drawn = batches.endless(how.batch, random.Random(seed))
     for _, batch in zip(progress(range(how.steps), f"training, seed {seed}", how.steps), drawn, strict=False):
         features = torch.cat([joined(whole.to(device), patches.to(device)) for whole, patches, _ in batch])
         maps = [square(part) for part in torch.split(layer(features), [len(patches) for _, patches, _ in batch])]
