@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "scan": ("veca.scan_command", "main", "scan images of any size once, for looking at any part of them later"),
     "look": ("veca.scan_command", "main_look", "features of any part of a scanned image"),
     "explore": ("veca.analysis.command", "main", "pictures of what the model sees, or an interactive page"),
-    "distill": ("veca.distill.command", "main", "train a model from a frozen teacher"),
+    "distill": ("veca.recipes.command", "main", "train a model from a frozen teacher"),
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),
     "probe": ("veca.probes.command", "main", "judge backbones by linear probes"),
     "bench": ("veca.bench.command", "main", "measure FLOPs, latency and memory"),

@@ -93,6 +93,12 @@ class VecaConfig:
     def feature_width(self) -> int:  # D′
         return self.out_width or self.width
 
+    @property
+    def turns(self) -> bool:
+        """Whether any channel turns with its token's position; where none does, the cores' positions mean nothing."""
+        periods = self.head_width // 4
+        return round(self.rope_zero_fraction * periods) < periods
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

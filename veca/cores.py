@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
@@ -12,7 +13,8 @@ class CoreBank(nn.Module):
     """`M` learned tokens in order of importance, and the coordinates that move as the layers read the image.
 
     The bank is one parameter and a budget is a prefix of it, so the cores beyond the budget get a gradient of zero
-    rather than none: distributed training then needs no search for unused parameters.
+    rather than none; and `Veca` freezes the positions where no channel turns with them. So every parameter that asks
+    for a gradient gets one, and distributed training needs no search for unused parameters.
     """
 
     def __init__(self, size: int, width: int, depth: int) -> None:
@@ -22,6 +24,12 @@ class CoreBank(nn.Module):
         self.states = nn.Parameter(states)  # M×2, unconstrained; the position is its tanh
         self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(depth - 1))
         self.alpha = nn.Parameter(torch.full((depth - 1,), 0.01))
+
+    def positions(self) -> Iterator[nn.Parameter]:
+        """What says where the cores sit, and how they move."""
+        yield self.states
+        yield self.alpha
+        yield from self.heads.parameters()
 
     def forward(self, cores: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         """The first `cores` tokens (B×C×D), their states (B×C×2, float32) and how far each layer moves them (L−1)."""

@@ -20,13 +20,30 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU: nobody has tried these networks on Apple's mps yet."""
+def pick_device(name: str, local_rank: int | None = None) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU: nobody has tried these networks on Apple's mps yet.
+
+    Of several ranks on one machine each takes the GPU of its number, unless one is named. It is made the current one
+    before anything touches CUDA: otherwise every rank would also take memory on the first.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        if name == "cuda" and local_rank is not None and torch.cuda.is_available():
+            torch.cuda.set_device(local_rank)
+            return torch.empty(0, device=f"cuda:{local_rank}").device
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise InputError(
             f"--device {name} cannot be used here: {' '.join(str(error).split())[:120]}; use --device cpu"
         ) from None
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16. A CPU without AMX or AVX512-BF16 imitates it, four times slower."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(bool(check()) for check in checks if check is not None)
+    return False

@@ -32,6 +32,7 @@ from veca.backbones import weights_digest
 from veca.devices import pick_device
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
+from veca.folders import refuse_special, walk
 from veca.images import SUFFIXES, open_image, resize_to_patches, to_tensor
 from veca.model import Veca, VecaOutput
 from veca.weights import load
@@ -98,6 +99,7 @@ class Images(Dataset[Decoded]):
     def __getitem__(self, index: int) -> Decoded:
         path = self.paths[index]
         try:
+            refuse_special(path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow's comments on damaged tags would tear the progress bar
                 image = open_image(path)
@@ -229,7 +231,8 @@ def find_images(paths: tuple[Path, ...]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(_search(path)))
+            top, walked = Path(os.path.abspath(path)), walk(path)  # noqa: PTH100
+            found.update(dict.fromkeys(top / name for name in sorted([*walked.images, *walked.special])))
         elif path.exists():
             found[Path(os.path.abspath(path))] = None  # noqa: PTH100  (a link keeps its own name)
         else:
@@ -239,14 +242,6 @@ def find_images(paths: tuple[Path, ...]) -> list[Path]:
     if not found:
         raise InputError(f"no images in {', '.join(map(str, paths))} (looking for {' '.join(SUFFIXES)})")
     return list(found)
-
-
-def _search(top: Path) -> Iterator[Path]:
-    for folder, subfolders, names in os.walk(os.path.abspath(top)):  # noqa: PTH100
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in sorted(names):
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(folder, name)
 
 
 class Rate(ProgressColumn):

@@ -238,7 +238,12 @@ def cache_size() -> int:
 
 def can_fuse(blocks: nn.ModuleList, x: Tensor) -> bool:
     """Whether the fused verbs may stand in for these blocks: no gradients, on a CPU, blocks as they were written."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or x.device.type != "cpu"
+    ):
         return False
     if type(x) is not Tensor or torch.is_autocast_enabled("cpu") or modules._has_any_global_hook():
         return False

@@ -80,6 +80,7 @@ class Veca(DinoNames, nn.Module):
         self.project = nn.Linear(config.width, config.feature_width) if config.out_width else nn.Identity()
         self.grad_checkpointing = False
         self.init_weights()
+        self.requires_grad_()
 
     def init_weights(self) -> None:
         """Truncated normal weights, zero biases. The bank and the norms initialise themselves."""
@@ -90,6 +91,16 @@ class Veca(DinoNames, nn.Module):
                 nn.init.zeros_(module.bias)
         if self.config.positions == "table":
             nn.init.trunc_normal_(self.table, std=0.02)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Veca:
+        """As PyTorch's, but positions that nothing turns with stay out of training: they never get a gradient, and
+        DistributedDataParallel would wait for one.
+        """
+        super().requires_grad_(requires_grad)
+        if not self.config.turns:
+            for parameter in self.bank.positions():
+                parameter.requires_grad_(False)
+        return self
 
     def forward(self, images: Tensor, cores: int | None = None, return_attention: bool = False) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
@@ -201,23 +212,18 @@ class Veca(DinoNames, nn.Module):
             patches = patches + table.resized(self.table, grid).to(patches.dtype)
         return patches, grid
 
-    @property
-    def turns(self) -> bool:
-        """Whether queries and keys turn with their positions: a converted DINOv2's do not."""
-        return self.config.rope_zero_fraction < 1
-
     def rotation(self, coords: Tensor) -> Rotation | None:
         """Of tokens at `coords` (…×T×2); None where nothing turns."""
-        return rotation(coords, self.config.head_width, self.config.rope_zero_fraction) if self.turns else None
+        return rotation(coords, self.config.head_width, self.config.rope_zero_fraction) if self.config.turns else None
 
     def lattice_rotation(self, across: Tensor, down: Tensor) -> Rotation | None:
         """Of all points of a lattice, row by row, from its coordinates along the axes."""
         config = self.config
-        return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if self.turns else None
+        return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if config.turns else None
 
     def patch_rotation(self, grid: tuple[int, int], device: torch.device) -> Rotation | None:
         """Of a grid's patches; in training their positions are drawn anew."""
-        if not self.turns:
+        if not self.config.turns:
             return None
         across, down = axis_coords(grid[1], device), axis_coords(grid[0], device)
         return self.lattice_rotation(*(jitter(across, down) if self.training else (across, down)))

@@ -207,5 +207,6 @@ def split_table(shares: list[Share]) -> str:
 
 
 def kinds(names: Iterable[str]) -> str:
-    """`blocks.0.norm.weight`, `blocks.1.norm.weight`, … → `blocks.*.norm.weight`."""
-    return ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names))
+    """`blocks.0.norm.weight`, `blocks.1.norm.weight`, … → `blocks.*.norm.weight`; at most three, and how many more."""
+    found = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names))
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more kinds" if found[3:] else "")

@@ -131,7 +131,7 @@ def travel(
     grid, device, dtype = grid_of(model, strips), buffer.device, dtype_of(model)
     for start, rows in embedded(model, strips, grid, chosen, tile, report):
         buffer.keep(start, rows)
-    turns = GridTurns(model, grid, device) if model.turns else None
+    turns = GridTurns(model, grid, device) if model.config.turns else None
     path: list[CoreSide] = []
     tokens, state, pace = model.bank(budget, 1)
     tokens = tokens.to(dtype).clone()

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import Dinov2Config, Dinov2Model
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.recipes.convert import Convert
 
 # Processes are forked from a server that has imported everything but never run a thread: they start in milliseconds.
@@ -57,7 +57,7 @@ def make_photos(folder: Path, count: int, side: int = 40) -> Path:
     return folder
 
 
-def tiny_settings(root: Path, out: Path, **changes: Any) -> Settings:
+def tiny_settings(root: Path, out: Path, **changes: Any) -> Distillation:
     """A run of seconds that uses everything `convert` uses: hints, forcing, clipping, two resolutions."""
     values: dict[str, Any] = {
         "train": (str(root / "photos"),),
@@ -86,26 +86,28 @@ def tiny_settings(root: Path, out: Path, **changes: Any) -> Settings:
     return Convert(**values)
 
 
-def _train(settings: Settings, environment: dict[str, str], delay: float) -> None:
+def _train(settings: Distillation, environment: dict[str, str], delay: float) -> None:
     faulthandler.dump_traceback_later(PATIENCE - 20)  # where a run that does not end is
     os.environ.update(environment)
     torch.set_num_threads(1)
     from veca.cli import main
-    from veca.distill import command, engine
+    from veca.distill import engine
+    from veca.distill.distiller import Distiller
+    from veca.recipes import command
 
     if delay:  # time for the test to strike between two steps
-        step = engine.learning_rate
+        rate = Distiller.rate
 
-        def slow(*arguments: Any) -> float:
+        def slow(job: Distiller, step: int) -> float:
             time.sleep(delay)
-            return step(*arguments)
+            return rate(job, step)
 
-        engine.learning_rate = slow
+        Distiller.rate = slow  # type: ignore[method-assign]
     command.main = lambda _: engine.train(settings) and None  # type: ignore[assignment]
     raise SystemExit(main(["distill"]))  # as the command does: a user's mistake is one line and status 2
 
 
-def start(settings: Settings, environment: dict[str, str] | None = None, delay: float = 0.0) -> BaseProcess:
+def start(settings: Distillation, environment: dict[str, str] | None = None, delay: float = 0.0) -> BaseProcess:
     """The run in a process of its own."""
     process = SERVER.Process(target=_train, args=(settings, environment or {}, delay))
     process.start()

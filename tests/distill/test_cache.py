@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distill.runs import tiny_settings
+from distill.runs import make_photos, make_teacher, tiny_settings
 from veca.distill.cache import TeacherCache, _open, shard_path
 from veca.distill.data import Key, read_view
 from veca.distill.engine import train
-from veca.distill.sources import find_images
+from veca.distill.sources import index_images
 from veca.errors import InputError
 from veca.teachers import load_teacher
 
@@ -33,7 +33,7 @@ def cached_run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_cache_holds_the_teachers_features_of_the_same_views(root: Path, cached_run: Path) -> None:
-    images, teacher = find_images([str(root / "photos")]), load_teacher(root / "teacher")
+    images, teacher = index_images([str(root / "photos")]), load_teacher(root / "teacher")
     cache = TeacherCache(cached_run / "cache", (28,), layers=True)
     for key in (Key(0, 0, 28), Key(17, 1, 28)):
         expected = teacher(read_view(images, key, 0)[None], (4, 4), layers=True)
@@ -86,6 +86,22 @@ def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, ca
     _open.cache_clear()  # as a new process would begin
     with pytest.raises(InputError, match=r"shard-00000.safetensors is damaged: remove it"):
         train(tiny_settings(root, tmp_path / "again", views=1, cache_teacher=other, steps=1))
+
+
+def test_a_replaced_photograph_is_not_served_from_the_cache(tmp_path: Path) -> None:
+    make_teacher(tmp_path / "teacher")
+    photos = make_photos(tmp_path / "photos", 6)
+    cached = {"views": 1, "cache_teacher": tmp_path / "cache", "steps": 1}
+    train(tiny_settings(tmp_path, tmp_path / "before", **cached))
+    shard = shard_path(tmp_path / "cache", 28, 0, 0)
+    before, written = load_file(shard), shard.stat().st_mtime_ns
+    (photos / "001.png").touch()  # another time, the same photograph: nothing is computed again
+    train(tiny_settings(tmp_path, tmp_path / "touched", **cached))
+    assert shard.stat().st_mtime_ns == written
+    shutil.copyfile(photos / "005.png", photos / "001.png")
+    train(tiny_settings(tmp_path, tmp_path / "after", **cached))
+    after = load_file(shard)
+    assert [torch.equal(before["cls"][row], after["cls"][row]) for row in range(6)] == [row != 1 for row in range(6)]
 
 
 def test_a_cache_of_something_else_is_refused(root: Path, cached_run: Path, tmp_path: Path) -> None:

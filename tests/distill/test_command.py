@@ -11,7 +11,7 @@ from PIL import Image
 
 from veca.cli import main
 from veca.distill.data import Plan
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.recipes import RECIPES
 from veca.recipes.convert import Convert
 
@@ -32,7 +32,7 @@ def test_help_prints_every_setting_and_what_the_recipe_is(name: str, capsys: pyt
     with pytest.raises(SystemExit):
         main(["distill", name, "--help"])
     said = capsys.readouterr().out
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(Distillation):
         assert f"--{field.name.replace('_', '-')} " in said or f"--{field.name.replace('_', '-')}," in said
     for part in ("trains ", "on ", "for ", "hardware ", "expects ", f"distill {name} "):
         assert part in said

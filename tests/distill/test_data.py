@@ -10,14 +10,14 @@ import torch
 from distill.runs import tiny_settings
 from veca.augment import augment
 from veca.distill.data import Batch, Key, Plan, Views, loader
-from veca.distill.schedule import stream
-from veca.distill.sources import Images, find_images
+from veca.distill.sources import TrainingImages, index_images
 from veca.images import open_image, resize_short_side, to_tensor
+from veca.training.schedule import random_at
 
 
 @pytest.fixture(scope="module")
-def images(root: Path) -> Images:
-    return find_images([str(root / "photos")])
+def images(root: Path) -> TrainingImages:
+    return index_images([str(root / "photos")])
 
 
 def keys(root: Path, *, start: int = 0, rank: int = 0, ranks: int = 1, **changes: object) -> list[list[Key]]:
@@ -55,13 +55,13 @@ def test_late_resolutions_begin_at_their_share(root: Path) -> None:
     assert [batch[0].size for batch in batches] == [28, 28, 28, 35, 35, 35]
 
 
-def test_a_view_is_the_augmentation_of_its_own_stream(images: Images) -> None:
+def test_a_view_is_the_augmentation_of_its_own_random_at(images: TrainingImages) -> None:
     item = Views(images, augment_seed=5)[Key(3, 2, 28)]
-    expected = to_tensor(augment(open_image(images.read(3)), 28, stream(5, "view", 2, 3)))
+    expected = to_tensor(augment(open_image(images.read(3)), 28, random_at(5, "view", 2, 3)))
     assert torch.equal(item.image, expected)
 
 
-def test_without_trivial_augment_a_view_is_crop_and_flip_only(images: Images) -> None:
+def test_without_trivial_augment_a_view_is_crop_and_flip_only(images: TrainingImages) -> None:
     """Every pixel row of such a view stands in the resized photograph, as it is or mirrored."""
     views = Views(images, augment_seed=5, trivial=False)
     for number in range(len(images)):
@@ -72,7 +72,7 @@ def test_without_trivial_augment_a_view_is_crop_and_flip_only(images: Images) ->
         assert any(torch.equal(view, crop) or torch.equal(view, crop.flip(2)) for crop in crops)
 
 
-def test_workers_change_nothing(root: Path, images: Images) -> None:
+def test_workers_change_nothing(root: Path, images: TrainingImages) -> None:
     plan = keys(root)
     views = Views(images, augment_seed=0)
     batches: list[list[Batch]] = [list(loader(views, plan, workers, pin=False)) for workers in (0, 2)]  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 import veca
 from distill.runs import tiny_settings
 from veca.distill.engine import train
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.errors import InputError
 from veca.recipes import RECIPES
 
@@ -56,7 +56,7 @@ def dinov3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def paper_settings(root: Path, teacher: Path, out: Path, recipe: str, **changes: Any) -> Settings:
+def paper_settings(root: Path, teacher: Path, out: Path, recipe: str, **changes: Any) -> Distillation:
     small = {"train": (str(root / "photos"),), "teacher": str(teacher), "out": out, "batch": 4, "workers": 0,
              "device": "cpu", "autocast": "off", "log_every": 1, "checkpoint_minutes": 0}  # fmt: skip
     return RECIPES[recipe](**{**small, **changes})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,27 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from distill.runs import start, tiny_settings, wait
+import veca
+from distill.runs import SERVER, start, tiny_settings, wait
 from veca.distill.engine import train
-from veca.distill.ranks import fresh_store
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.errors import InputError
+from veca.training.checkpoints import Checkpoints, read_checkpoint
+from veca.training.lock import lock_folder
+from veca.training.ranks import fresh_store
 
 # Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW
 # blows up to full steps. They change nothing, but differ with the order of the sum.
 TURNING = {"rope_zero_fraction": 0.125}
 
 
-def run_ranks(settings: Settings, count: int) -> None:
+def run_ranks(settings: Distillation, count: int, status: int = 0) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [start(settings, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
-    assert [wait(process) for process in processes] == [0] * count
+    assert [wait(process) for process in processes] == [status] * count
 
 
 def assert_close(first: Path, second: Path) -> None:
@@ -67,10 +72,66 @@ def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -
     assert_close(tmp_path / "run", tmp_path / "one")
 
 
+def test_unreadable_images_are_counted_over_all_ranks(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "photos", tmp_path / "photos")
+    broken = [tmp_path / "photos" / f"{number:03d}.png" for number in range(0, 16, 2)]
+    for path in broken:
+        path.write_bytes(b"no image")
+    settings = tiny_settings(root, tmp_path / "run", train=(str(tmp_path / "photos"),), steps=3, max_unreadable=1.0)
+    run_ranks(settings, 2)  # three steps of eight: every image once
+    listed = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[0] for line in listed) == sorted(map(str, broken))
+    progress = read_checkpoint(next(iter(Checkpoints(tmp_path / "run" / "checkpoints").list())))["progress"]
+    assert sorted(progress["unreadable"]) == sorted(listed)
+    assert progress["read"] == 24
+
+
+def test_a_mistake_that_the_first_rank_meets_ends_both(root: Path, tmp_path: Path) -> None:
+    """A damaged checkpoint is passed over by the first rank, for all of them; a locked folder refuses all."""
+    settings = tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=4)
+    run_ranks(settings, 2)
+    newest, *_ = Checkpoints(tmp_path / "run" / "checkpoints").list()
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run_ranks(replace(settings, stop_at=6), 2)
+    with lock_folder(tmp_path / "run"):
+        run_ranks(replace(settings, stop_at=0), 2, status=2)
+
+
 def test_a_step_that_cannot_be_shared_is_refused(root: Path, tmp_path: Path) -> None:
     train(tiny_settings(root, tmp_path / "run", batch=3, stop_at=1))
     with pytest.raises(InputError, match="3 images per step, this is 6"):
         train(tiny_settings(root, tmp_path / "run", batch=3, accumulate=2))
+
+
+def _parallel_steps(rank: int, port: int, found: Path) -> None:
+    """Three steps of the bundled model under DistributedDataParallel as anyone would write them."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = veca.load("veca-s14").train()
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for step, budget in enumerate((8, 64, 16)):
+        images = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(2 * step + rank))
+        out = parallel(images, cores=budget)
+        (out.cls.square().mean() + out.patches.square().mean()).backward()
+        assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
+        optimiser.step()
+        optimiser.zero_grad()
+    torch.save(model.state_dict(), found / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_the_bundled_model_trains_in_parallel_without_a_search_for_unused_parameters(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [SERVER.Process(target=_parallel_steps, args=(rank, port, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert [wait(process) for process in processes] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert not torch.equal(first["bank.tokens"], veca.load("veca-s14").state_dict()["bank.tokens"])
 
 
 def test_torchrun_restarts_a_run_whose_rank_died(root: Path, tmp_path: Path) -> None:

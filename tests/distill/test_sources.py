@@ -11,11 +11,11 @@ import webdataset
 
 from distill.runs import make_photos
 from veca.distill import sources
-from veca.distill.sources import expand_braces, find_images
+from veca.distill.sources import expand_braces, index_images
 from veca.errors import InputError
 
 
-def contents(images: sources.Images) -> list[bytes]:
+def contents(images: sources.TrainingImages) -> list[bytes]:
     return [images.read(number) for number in range(len(images))]
 
 
@@ -25,7 +25,7 @@ def test_a_folder_with_subfolders(tmp_path: Path) -> None:
     (tmp_path / "a" / "notes.txt").write_text("not an image")
     (tmp_path / "a" / ".hidden.png").write_bytes(b"")
     (tmp_path / "b" / "loop").symlink_to(tmp_path)  # must not go round for ever
-    images = find_images([str(tmp_path)])
+    images = index_images([str(tmp_path)])
     names = [images.name(number) for number in range(len(images))]
     assert names == [f"{tmp_path}/{n}" for n in ("a/000.png", "a/001.png", "b/deep/000.png", "b/deep/001.png",
                                                  "b/deep/002.png")]  # fmt: skip
@@ -35,11 +35,11 @@ def test_a_folder_with_subfolders(tmp_path: Path) -> None:
 def test_a_list_holds_relative_and_absolute_paths(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", 2)
     (tmp_path / "list.txt").write_text(f"# two photographs\nphotos/000.png\n\n{photos / '001.png'}\n")
-    assert contents(find_images([str(tmp_path / "list.txt")])) == [p.read_bytes() for p in sorted(photos.iterdir())]
+    assert contents(index_images([str(tmp_path / "list.txt")])) == [p.read_bytes() for p in sorted(photos.iterdir())]
     odd = tmp_path / os.fsdecode(b"caf\xe9.png")  # a name that is no UTF-8, and so the list is none
     odd.write_bytes((photos / "000.png").read_bytes())
     (tmp_path / "odd.txt").write_bytes(b"caf\xe9.png\n")
-    assert contents(find_images([str(tmp_path / "odd.txt")])) == [odd.read_bytes()]
+    assert contents(index_images([str(tmp_path / "odd.txt")])) == [odd.read_bytes()]
 
 
 def test_shards_written_by_webdataset(tmp_path: Path) -> None:
@@ -49,38 +49,38 @@ def test_shards_written_by_webdataset(tmp_path: Path) -> None:
             for path in part:
                 writer.write({"__key__": path.stem, "png": path.read_bytes(), "json": {"label": 1}})
     for source in (f"{tmp_path}/s-{{00..01}}.tar", f"{tmp_path}/s-*.tar"):
-        images = find_images([source])
+        images = index_images([source])
         assert images.groups == [3, 2]
         assert contents(images) == [path.read_bytes() for path in photos]
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
     only_shards = tmp_path / "shards"
     only_shards.mkdir()
     (tmp_path / "s-00.tar").rename(only_shards / "s-00.tar")
-    assert len(find_images([str(only_shards)])) == 3
+    assert len(index_images([str(only_shards)])) == 3
     assert images.name(4) == f"{tmp_path}/s-01.tar/004.png"
 
 
 def test_the_index_is_remembered_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_photos(tmp_path / "photos" / "sub", 3).parent
-    first = find_images([str(folder)])
+    first = index_images([str(folder)])
     scans = []
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: scans.append(path) or scan(path))
-    again = find_images([str(folder)])
+    again = index_images([str(folder)])
     assert not scans
     assert again.digest() == first.digest()
     (folder / "sub" / "000.png").rename(folder / "sub" / "new.png")
-    changed = find_images([str(folder)])
+    changed = index_images([str(folder)])
     assert scans
     assert changed.digest() != first.digest()
 
 
 def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
     folder = make_photos(tmp_path / "photos", 2)
-    find_images([str(folder)])
+    index_images([str(folder)])
     for index in (Path(os.environ["VECA_CACHE"]) / "index").iterdir():
         index.write_bytes(index.read_bytes()[:20])
-    assert len(find_images([str(folder)])) == 2
+    assert len(index_images([str(folder)])) == 2
 
 
 def test_braces() -> None:
@@ -106,4 +106,4 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("cut.tar", "not a readable tar file"),
     ):
         with pytest.raises(InputError, match=message):
-            find_images([f"{tmp_path}/{source}"])
+            index_images([f"{tmp_path}/{source}"])

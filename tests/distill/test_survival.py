@@ -305,3 +305,14 @@ def test_a_loss_that_is_not_finite_skips_the_step_then_stops_the_run(
     for path in (out / "checkpoints").glob("step-*.pt"):
         state = torch.load(path, weights_only=True)["model"]
         assert all(tensor.isfinite().all() for tensor in state.values())
+
+
+def test_a_second_run_in_the_folder_is_refused_until_the_first_is_dead(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = start(tiny_settings(root, out, steps=60, workers=2), delay=0.05)
+    wait_for_step(out, 2, first)
+    other = start(tiny_settings(root, out, steps=60, seed=1))
+    assert wait(other) == 2
+    kill(first)  # its data workers live on for a few seconds
+    train(tiny_settings(root, out, steps=60, workers=2, stop_at=8))
+    assert json.loads((out / "settings.json").read_text())["seed"] == 0

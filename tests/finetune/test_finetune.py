@@ -12,11 +12,11 @@ import torch
 import veca
 from veca.cli import main
 from veca.finetune.engine import batches, build_optimiser, is_better, layer_of, score_budgets, training_budgets
-from veca.finetune.settings import Classify
-from veca.finetune.tasks import Classes
 from veca.integrations.transformers import from_probe
-from veca.probes.data import read_classes
-from veca.probes.heads import Head
+from veca.tasks.base.classes import read_classes
+from veca.tasks.base.heads import Head
+from veca.tasks.classify import Classify as Classes
+from veca.tasks.classify import ClassifyFineTune as Classify
 
 
 def finetune(task: str, data: Path, model: object, out: Path, *more: object) -> dict[str, object]:
@@ -178,20 +178,20 @@ def test_budgets() -> None:
 
 
 def test_every_image_once_an_epoch_whatever_the_start(classes: Path) -> None:
-    task = Classes(read_classes(classes), 32, 2)
+    task = Classes(read_classes(classes))
     seen: list[int] = []
 
     class Spy(Classes):
-        def load(self, number: int, draw: object) -> tuple[torch.Tensor, torch.Tensor]:
+        def load(self, number: int, side: int, draw: object) -> tuple[torch.Tensor, torch.Tensor]:
             seen.append(number)
             return torch.zeros(3, 8, 8), torch.tensor(number)
 
-    spy = Spy(task.data, 32, 2)
+    spy = Spy(task.data)
     chosen = settings(batch=12, workers=1)
-    numbers = [label for _, _, labels in batches(spy, chosen, 0, 8) for label in labels]
+    numbers = [label for _, labels in batches(spy, chosen, 32, 0, 8) for label in labels]
     assert sorted(map(int, numbers[:48])) == list(range(48))
     assert list(map(int, numbers[:48])) != list(map(int, numbers[48:]))
-    later = [label for _, _, labels in batches(spy, chosen, 3, 8) for label in labels]
+    later = [label for _, labels in batches(spy, chosen, 32, 3, 8) for label in labels]
     assert list(map(int, later)) == list(map(int, numbers[36:]))
 
 

@@ -27,8 +27,8 @@ from transformers import (
 import veca
 import veca.integrations.transformers as integration
 from veca.backbones import weights_digest
-from veca.probes.depth import metres
-from veca.probes.heads import Head
+from veca.tasks.base.heads import Head
+from veca.tasks.depth import metres
 
 
 def test_the_entry_in_veca_registers_and_import_veca_does_not_import_transformers() -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from veca.cli import main
 from veca.errors import InputError
-from veca.probes.heads import Head
 from veca.probes.paper import paper_rows
 from veca.probes.tables import Row, Table
+from veca.tasks.base.heads import Head
 
 TINY = "random:veca_tiny"
 COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
@@ -194,6 +194,25 @@ def test_mistakes_are_one_line(probe: Probe, classes: Path, pixels: Path, tmp_pa
         assert status == 2, text
         assert message in text
         assert len(text.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("task", ["classify", "segment"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "random:veca_huge"), "no model is called 'veca_huge'"),
+        (("--model", TINY, "--cores", "8,65"), "has budgets from 1 to 64"),  # the first has no budgets to be wrong
+    ],
+)
+def test_a_mistake_in_the_second_model_costs_no_work(
+    probe: Probe, classes: Path, pixels: Path, teacher: Path, tmp_path: Path, task: str, words: tuple[str, ...],
+    message: str,
+) -> None:  # fmt: skip
+    data, out = classes if task == "classify" else pixels, tmp_path / "out"
+    status, text = probe(task, "--data", data, "--model", teacher, *words, "--size", "32", "--out", out)
+    assert (status, message in text) == (2, True), text
+    assert not out.exists()
+    assert not list((tmp_path / "cache").glob("*"))  # no feature was computed
 
 
 def test_a_head_refuses_other_weights(probe: Probe, classes: Path, teacher: Path, tmp_path: Path) -> None:

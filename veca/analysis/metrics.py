@@ -22,7 +22,8 @@ from veca.analysis.core_figures import usable_budgets
 from veca.analysis.photos import Photo, features, open_photo, photo_tensor
 from veca.backbones import Backbone
 from veca.errors import InputError
-from veca.images import SUFFIXES, stored_values
+from veca.folders import walk
+from veca.images import stored_values
 from veca.model import Veca
 
 KINDS = ("reads", "read_by")
@@ -48,7 +49,7 @@ def find_examples(data: Path, limit: int) -> list[tuple[Path, Path | None]]:
         raise InputError(f"{data} is not a folder of photos")
     top = next((folder for folder in (data, data / "val", data / "test") if (folder / "images").is_dir()), None)
     folder = data if top is None else top / "images"
-    photos = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    photos = sorted(folder / name for name in walk(folder).images)
     if not photos:
         raise InputError(f"no photos in {folder}")
     photos = [photos[index * len(photos) // min(limit, len(photos))] for index in range(min(limit, len(photos)))]

@@ -28,7 +28,7 @@ from veca.weights import load
 Against = Literal["dinov2", "dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
 WAYS = ("stream", "compile", "onnx", "int8")  # other ways to run the same network
 PATHS = {"whole": "end to end", "attention": "attention alone", "training": "training"}
-OTHERS = {"distill": "veca.distill.benchmark", "serve": "veca.serve.benchmark"}
+OTHERS = {"distill": "veca.bench.distill", "serve": "veca.serve.benchmark"}
 
 
 @dataclass

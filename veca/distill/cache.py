@@ -1,11 +1,13 @@
 """The teacher's features on disk: computed once for fixed views of each image, then read instead of the teacher.
 
     DIR/cache.json                             what was computed; another teacher, data or augmentation is refused
-    DIR/size-196/view-0/shard-00012.safetensors    64 images: cls (64×D), patches (64×N×D), layers (64×L×N×D), valid
+    DIR/size-196/view-0/shard-00012.safetensors    64 images: cls (64×D), patches (64×N×D), layers (64×L×N×D), valid,
+                                                   content and stamp (which files these features are of)
 
 Patches are float16: 0.15 MB a view for a small teacher at 196², 13 times that with the layers that hints need. The one
 class token stays float32: it may differ little from image to image, and standardisation magnifies the difference.
-Shards are written whole, so a build that was killed goes on with the first missing one.
+Shards are written whole, so a build that was killed goes on with the first missing one. A shard that holds a photograph
+which was replaced since under the same name counts as missing.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from veca.distill.data import Key, read_view
-from veca.distill.ranks import Ranks, StopSignal
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
+from veca.distill.teaching import Teaching
 from veca.errors import InputError
 from veca.files import whole_file, write_json
-from veca.model import Veca
 from veca.teachers import Teacher
+from veca.training.ranks import Ranks, StopSignal
 
 SHARD = 64  # images
 
@@ -92,31 +94,67 @@ def describe(folder: Path, settings: dict[str, Any]) -> bool:
     return bool(settings["layers"])
 
 
-def missing_shards(folder: Path, count: int, sizes: Iterable[int], views: int) -> list[tuple[int, int, int]]:
+def missing_shards(
+    folder: Path, images: TrainingImages, sizes: Iterable[int], views: int
+) -> list[tuple[int, int, int]]:
     """(size, view, shard) of what is still to be computed."""
-    shards = -(-count // SHARD)
+    shards = -(-len(images) // SHARD)
     wanted = [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
-    return [shard for shard in wanted if not shard_path(folder, *shard).is_file()]
+    return [shard for shard in wanted if not holds(shard_path(folder, *shard), images, shard[2])]
+
+
+def holds(path: Path, images: TrainingImages, number: int) -> bool:
+    """Whether a shard is there and of these very images. What an older version wrote is taken by their names."""
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            if "stamp" not in file.keys():  # noqa: SIM118  # not a dictionary
+                return True
+            stamps, contents = file.get_tensor("stamp").tolist(), file.get_tensor("content").tolist()
+    except (SafetensorError, OSError):
+        return True  # damaged: whoever reads it says so
+    for index, stamp, content in zip(members(images, number), stamps, contents, strict=True):
+        if tuple(stamp) != images.stamp(index) and content != content_of(images, index):
+            return False
+    return True
+
+
+def members(images: TrainingImages, number: int) -> range:
+    """The images of a shard."""
+    return range(number * SHARD, min(len(images), (number + 1) * SHARD))
+
+
+def content_of(images: TrainingImages, index: int) -> int:
+    """A digest of an image's bytes."""
+    try:
+        data = images.read(index)
+    except (InputError, OSError):
+        return 0
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 
 def build_shard(
-    folder: Path, size: int, view: int, number: int, images: Images, teacher: Teacher, *,
-    patch_size: int, layers: bool, augment_seed: int, trivial: bool, device: torch.device, micro_batch: int,
-    bfloat16: bool,
+    folder: Path, size: int, view: int, number: int, images: TrainingImages, teaching: Teaching, *, layers: bool,
+    augment_seed: int, trivial: bool, device: torch.device,
 ) -> None:  # fmt: skip
     """Compute and write one shard."""
     pixels, valid = [], []
-    for index in range(number * SHARD, min(len(images), (number + 1) * SHARD)):
+    stamps, contents = [], []
+    for index in members(images, number):
+        stamps.append(images.stamp(index))  # before it is read: what changes meanwhile is noticed
+        contents.append(content_of(images, index))
         try:
             pixels.append(read_view(images, Key(index, view, size), augment_seed, trivial))
             valid.append(True)
         except (InputError, OSError):
             pixels.append(torch.zeros(3, size, size))
             valid.append(False)
-    batch, grid = torch.stack(pixels).to(device), (size // patch_size, size // patch_size)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-        out = teacher(batch, grid, layers=layers, micro_batch=micro_batch)
-    tensors = {"valid": torch.tensor(valid), "cls": out.cls.cpu().contiguous(), "patches": out.patches}
+    out = teaching(torch.stack(pixels).to(device), layers)
+    tensors = {
+        "valid": torch.tensor(valid), "cls": out.cls.cpu().contiguous(), "patches": out.patches,
+        "stamp": torch.tensor(stamps), "content": torch.tensor(contents),
+    }  # fmt: skip
     if out.layers is not None:
         tensors["layers"] = out.layers.transpose(0, 1)
     for name in ("patches", "layers"):
@@ -129,34 +167,37 @@ def build_shard(
 
 
 def prepare_cache(
-    settings: Settings, images: Images, teacher: Teacher, model: Veca, ranks: Ranks, stop: StopSignal, bfloat16: bool,
+    settings: Distillation,
+    images: TrainingImages,
+    teaching: Teaching,
+    ranks: Ranks,
+    stop: StopSignal,
     identity: dict[str, Any],
-) -> TeacherCache | None:  # fmt: skip
+) -> TeacherCache | None:
     """Compute what the cache lacks, shared out over the ranks."""
     folder = settings.cache_teacher
     if folder is None:
         return None
     sizes = settings.cache_resolutions or settings.resolutions
-    patch = model.config.patch_size
     about = {
         "teacher": identity["teacher weights"], "images": identity["images"], "augment_seed": settings.augment_seed,
-        "trivial_augment": settings.trivial_augment, "patch_size": patch, "layers": settings.wants_layers,
-        "image sizes": identity["image sizes"], "bfloat16": bfloat16,
+        "trivial_augment": settings.trivial_augment, "patch_size": teaching.patch_size, "layers": settings.wants_layers,
+        "image sizes": identity["image sizes"], "bfloat16": teaching.bfloat16,
     }  # fmt: skip
     layers = ranks.first_goes_ahead(lambda: describe(folder, about))
-    everything = ranks.from_first(lambda: missing_shards(folder, len(images), sizes, settings.views))
+    everything = ranks.from_first(lambda: missing_shards(folder, images, sizes, settings.views))
     missing: list[tuple[int, int, int]] = everything[ranks.rank :: ranks.count]
     began = time.monotonic()
     for number, (size, view, shard) in enumerate(missing):
         if stop.asked:
             raise InputError("stopped while the teacher's features were computed; the same command continues")
         build_shard(
-            folder, size, view, shard, images, teacher, patch_size=patch, layers=layers,
-            augment_seed=settings.augment_seed, trivial=settings.trivial_augment, device=ranks.device,
-            micro_batch=settings.teacher_batch, bfloat16=bfloat16,
+            folder, size, view, shard, images, teaching, layers=layers, augment_seed=settings.augment_seed,
+            trivial=settings.trivial_augment, device=ranks.device,
         )  # fmt: skip
         if number % 8 == 0 or number == len(missing) - 1:
             left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)
             ranks.say(f"caching the teacher: {number + 1}/{len(missing)} shards, {left / 60:.1f} min left")
     ranks.wait()
+    _open.cache_clear()  # what this process read before may have been replaced
     return TeacherCache(folder, sizes, settings.wants_layers)

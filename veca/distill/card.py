@@ -1,7 +1,7 @@
 """The card that a run gives its model: whose features it learned, from which images, how, and under which licence.
 
 Only what the run knows is written. Files rarely state licences in a form that a program can trust, so
-`veca distill --bundle` takes a person's words for those.
+`tools/bundle.py` takes a person's words for those.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
 from veca.teachers import Teacher
 
 
 def run_card(
-    settings: Settings, teacher: Teacher, images: Images, weights: str, before: dict[str, Any] | None = None
+    settings: Distillation, teacher: Teacher, images: TrainingImages, weights: str, before: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """`weights` is the fingerprint of the teacher's; steps and views are added with every save.
 
@@ -43,7 +43,7 @@ def run_card(
     return card
 
 
-def recipe_words(settings: Settings) -> str:
+def recipe_words(settings: Distillation) -> str:
     """The recipe and what a reader wants to know of it first; settings.json has the rest."""
     resolutions = "/".join(f"{size}²" for size in settings.all_resolutions)
     words = [

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from veca.augment import augment, centre
-from veca.distill.schedule import draw, epoch_order, stream
-from veca.distill.settings import Settings
-from veca.distill.sources import Images
+from veca.distill.settings import Distillation
+from veca.distill.sources import TrainingImages
 from veca.errors import InputError
 from veca.images import open_image, to_tensor
 from veca.teachers import TeacherOutput
+from veca.training.schedule import choose, epoch_order, random_at
 
 if TYPE_CHECKING:
     from veca.distill.cache import TeacherCache
@@ -51,25 +51,25 @@ class Batch(NamedTuple):
     unreadable: list[str]
 
 
-def read_view(images: Images, key: Key, augment_seed: int, trivial: bool = True) -> Tensor:
+def read_view(images: TrainingImages, key: Key, augment_seed: int, trivial: bool = True) -> Tensor:
     """3×S×S: the view of an image that `key` names, always the same."""
     picture = open_image(images.read(key.number))
     if key.view < 0:
         return to_tensor(centre(picture, key.size))
-    return to_tensor(augment(picture, key.size, stream(augment_seed, "view", key.view, key.number), trivial))
+    return to_tensor(augment(picture, key.size, random_at(augment_seed, "view", key.view, key.number), trivial))
 
 
 class Views(Dataset[Item]):
     """Views by key; an unreadable image is replaced by another, chosen by its number."""
 
     def __init__(
-        self, images: Images, augment_seed: int, cache: TeacherCache | None = None, trivial: bool = True
+        self, images: TrainingImages, augment_seed: int, cache: TeacherCache | None = None, trivial: bool = True
     ) -> None:
         self.images, self.augment_seed, self.cache, self.trivial = images, augment_seed, cache, trivial
 
     def __getitem__(self, key: Key) -> Item:
         unreadable: list[str] = []
-        replacements = stream(self.augment_seed, "replacement", key.number)
+        replacements = random_at(self.augment_seed, "replacement", key.number)
         cached = self.cache is not None and key.view >= 0 and key.size in self.cache.sizes
         for _ in range(MAX_REPLACEMENTS):
             try:
@@ -110,7 +110,15 @@ class Plan(Sampler[list[Key]]):
     """
 
     def __init__(
-        self, settings: Settings, groups: Sequence[int], *, total: int, start: int, batch: int, rank: int, ranks: int
+        self,
+        settings: Distillation,
+        groups: Sequence[int],
+        *,
+        total: int,
+        start: int,
+        batch: int,
+        rank: int,
+        ranks: int,
     ) -> None:
         self.settings, self.groups, self.total, self.start = settings, groups, total, start
         self.batch, self.rank, self.ranks = batch, rank, ranks
@@ -122,7 +130,7 @@ class Plan(Sampler[list[Key]]):
             choices, weights = settings.late_resolutions, settings.late_resolution_weights
         else:
             choices, weights = settings.resolutions, settings.resolution_weights
-        return draw(choices, weights, settings.seed, "resolution", step)
+        return choose(choices, weights, settings.seed, "resolution", step)
 
     def __iter__(self) -> Iterator[list[Key]]:
         count, epoch, order = sum(self.groups), -1, None

@@ -22,7 +22,7 @@ CHANGEABLE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Distillation:
     """One distillation run."""
 
     train: tuple[str, ...]
@@ -195,7 +195,7 @@ class Settings:
             return 1.0
         return 1 - past / self.fading if past < self.fading else 0.0
 
-    def whole_patches(self, patch: int) -> Settings:
+    def whole_patches(self, patch: int) -> Distillation:
         """The same with every crop size rounded to whole patches: so a recipe's sizes fit any teacher."""
         names = ("resolutions", "late_resolutions", "val_resolutions", "cache_resolutions")
         sizes: dict[str, Any] = {
@@ -213,12 +213,15 @@ class Settings:
         return values
 
 
+Settings = Distillation  # the name under which the first release knew it
+
+
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The settings that changed and may not, as `name: was → is`.
 
-    What a run of an older version did not record had the default of `Settings`, which changes nothing.
+    What a run of an older version did not record had the default of `Distillation`, which changes nothing.
     """
-    defaults = json.loads(json.dumps({f.name: f.default for f in dataclasses.fields(Settings)}, default=str))
+    defaults = json.loads(json.dumps({f.name: f.default for f in dataclasses.fields(Distillation)}, default=str))
     was = {name: saved.get(name, defaults.get(name, value)) for name, value in now.items()} | saved
     names = sorted(was.keys() - CHANGEABLE)
     return [f"{_flag(name)}: {was[name]} → {now.get(name)}" for name in names if was[name] != now.get(name)]

@@ -2,14 +2,13 @@
 
 A tar shard (webdataset's format) is indexed by the offset of each image in it, so shards and folders are read in the
 same way: image i, whoever asks. Listing millions of files is slow on network disks, so indices are cached in
-`~/.cache/veca/index` (or `$VECA_CACHE/index`) and used again while no folder or shard has changed.
+`~/.cache/veca/index` (`caches.cache_folder`) and used again while no folder or shard has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from veca.caches import cache_folder
 from veca.errors import InputError
 from veca.files import whole_file
+from veca.folders import is_image, refuse_special, walk
 from veca.images import SUFFIXES
 
 
@@ -45,7 +46,7 @@ class Part:
         return bytes(self.names[begin : int(self.ends[index])]).decode("utf-8", "surrogateescape")
 
 
-class Images:
+class TrainingImages:
     """All images of a list of sources, numbered from 0."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -72,11 +73,22 @@ class Images:
         """The encoded image."""
         part, local = self._locate(index)
         if part.offsets is None or part.sizes is None:
-            with open(Path(part.root, part.name(local)), "rb") as file:  # a list may hold absolute paths
+            path = Path(part.root, part.name(local))  # a list may hold absolute paths
+            refuse_special(path)
+            with open(path, "rb") as file:
                 return file.read()
         with open(part.root, "rb") as file:
             file.seek(int(part.offsets[local]))
             return file.read(int(part.sizes[local]))
+
+    def stamp(self, index: int) -> tuple[int, int]:
+        """(bytes, time of the last change) of the file that holds an image: as long as it is equal, so is the image."""
+        part, local = self._locate(index)
+        try:
+            status = Path(part.root, "" if part.offsets is not None else part.name(local)).stat()
+        except OSError:
+            return -1, -1
+        return status.st_size, status.st_mtime_ns
 
     def digest(self) -> str:
         """Changes with the number, names and order of the images, not with where they are kept."""
@@ -92,7 +104,7 @@ class Images:
         return hashlib.sha256(b"".join(each.tobytes() for each in sizes)).hexdigest() if sizes else ""
 
 
-def find_images(sources: Sequence[str]) -> Images:
+def index_images(sources: Sequence[str]) -> TrainingImages:
     """The index of all sources, in the order given; every one must hold at least one image."""
     parts = []
     for path in _expand(sources):
@@ -109,7 +121,7 @@ def find_images(sources: Sequence[str]) -> Images:
         if not sum(map(len, found)):
             raise InputError(f"{path} holds no images ({', '.join(SUFFIXES[:6])}, …)")
         parts += [part for part in found if len(part)]
-    return Images(parts)
+    return TrainingImages(parts)
 
 
 def _expand(sources: Sequence[str]) -> Iterator[Path]:
@@ -139,28 +151,10 @@ def expand_braces(pattern: str) -> list[str]:
     return [item for value in values for item in expand_braces(before + value + after)]
 
 
-def is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
-
-
 def _index_folder(folder: Path) -> tuple[Part, dict[str, Any]]:
-    names, stamps, pending, seen = [], {}, [""], set()
-    while pending:
-        relative = pending.pop()
-        here = folder / relative
-        status = here.stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link back to a folder above
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        stamps[relative] = status.st_mtime_ns
-        with os.scandir(here) as entries:
-            for entry in entries:
-                name = f"{relative}/{entry.name}" if relative else entry.name
-                if entry.is_dir():
-                    pending.append(name)
-                elif is_image(name):
-                    names.append(name)
-    return _pack(str(folder), sorted(names)), stamps
+    """What is no regular file stays in the index: whoever reads it lists it as unreadable."""
+    found = walk(folder)
+    return _pack(str(folder), sorted([*found.images, *found.special])), found.stamps
 
 
 def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
@@ -208,8 +202,7 @@ def _unchanged(path: Path, stamps: dict[str, Any]) -> bool:
 
 def _cached(path: Path, build: Any) -> Part:
     """The index of a folder or shard, from the cache where that is still true."""
-    root = Path(os.environ.get("VECA_CACHE") or Path.home() / ".cache" / "veca") / "index"
-    where = root / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]}.safetensors"
+    where = cache_folder("index") / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]}.safetensors"
     try:
         with safe_open(where, framework="np") as file:
             if _unchanged(path, json.loads(file.metadata()["stamps"])):

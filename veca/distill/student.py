@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from veca.config import model_config
 from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
 from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.errors import InputError
 from veca.model import Veca
 from veca.teachers import Teacher, TeacherOutput
 from veca.weights import load
 
 
-def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
+def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Report]:
     """A model with the weights it starts from, and what came from where."""
     chosen: dict[str, Any] = {"attention": settings.attention}
     if settings.rope_zero_fraction is not None:
@@ -49,9 +49,6 @@ def build_student(settings: Settings, teacher: Teacher) -> tuple[Veca, Report]:
         starts = {"patch-embedding": copy_patch_embedding, "teacher": copy_teacher}
         fresh = Report(new=[name for name, _ in model.named_parameters()])
         report = starts[settings.init](model, teacher) if settings.init in starts else fresh
-    if model.config.rope_zero_fraction == 1:  # nothing turns, so core positions get no gradient to learn from
-        for parameter in (model.bank.states, model.bank.alpha, *model.bank.heads.parameters()):
-            parameter.requires_grad_(False)
     if settings.wants_layers and (teacher.depth, teacher.width) != (model.config.depth, model.config.width):
         raise InputError(
             f"hints and forcing need a student as deep and wide as the teacher ({teacher.depth} layers, "

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from veca.distill.data import Key, Views, loader, next_batch
 from veca.distill.losses import Standards, distillation_loss
-from veca.distill.ranks import Ranks
-from veca.distill.sources import Images
+from veca.distill.sources import TrainingImages
+from veca.distill.teaching import Teaching
 from veca.model import Veca
-from veca.teachers import Teacher, TeacherOutput
+from veca.teachers import TeacherOutput
+from veca.training.ranks import Ranks
 
 KEPT_BYTES = 1 << 30  # the teacher's answers are kept for the next validation while they fit
 NAMES = ("loss", "global_cosine", "dense_cosine", "mse", "raw_global_cosine", "raw_dense_cosine")
@@ -27,12 +28,11 @@ class Result(NamedTuple):
 
 class Validation:
     def __init__(
-        self, images: Images, teacher: Teacher, ranks: Ranks, *, sizes: tuple[int, ...], budgets: tuple[int, ...],
-        count: int, batch: int, workers: int, bfloat16: bool, teacher_batch: int,
+        self, images: TrainingImages, teaching: Teaching, ranks: Ranks, *, sizes: tuple[int, ...],
+        budgets: tuple[int, ...], count: int, batch: int, workers: int,
     ) -> None:  # fmt: skip
-        self.views, self.teacher, self.ranks = Views(images, 0), teacher, ranks
+        self.views, self.teaching, self.ranks = Views(images, 0), teaching, ranks
         self.sizes, self.budgets, self.workers = sizes, budgets, workers
-        self.bfloat16, self.teacher_batch = bfloat16, teacher_batch
         step = max(1, len(images) // count)  # spread over the whole set
         chosen = list(range(0, len(images), step))[:count]
         batches = [chosen[first : first + batch] for first in range(0, len(chosen), batch)]
@@ -51,7 +51,7 @@ class Validation:
         constant: dict[str, float] = {}
         for size in self.sizes:
             totals = torch.zeros(len(self.budgets), len(NAMES), dtype=torch.float64)
-            direction = torch.zeros(self.teacher.width, dtype=torch.float64)
+            direction = torch.zeros(self.teaching.teacher.width, dtype=torch.float64)
             images, patches = 0, 0
             keys = [[Key(number, -1, size) for number in part] for part in self.batches]
             batches = iter(loader(self.views, keys, min(self.workers, len(keys)), pin=False))
@@ -63,10 +63,9 @@ class Validation:
                 if batch is None:  # the last round has no batch for some ranks
                     continue
                 pixels = batch.images.to(device)
-                cells = size // model.config.patch_size
-                target = self.teach(number, size, pixels, (cells, cells))
+                target = self.teach(number, size, pixels)
                 for row, budget in enumerate(self.budgets):
-                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
                         out = model(pixels, cores=budget)
                     loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
                     raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
@@ -86,11 +85,10 @@ class Validation:
         losses = [figures["loss"] for row in grid.values() for figures in row.values()]
         return Result(grid, constant, sum(losses) / len(losses))
 
-    def teach(self, number: int, size: int, pixels: torch.Tensor, grid: tuple[int, int]) -> TeacherOutput:
+    def teach(self, number: int, size: int, pixels: torch.Tensor) -> TeacherOutput:
         """The teacher's features of a batch; computed once where they can be kept."""
         if (size, number) not in self.kept:
-            with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-                out: TeacherOutput = self.teacher(pixels, grid, micro_batch=self.teacher_batch)
+            out = self.teaching(pixels)
             bytes_needed = 4 * (out.patches.numel() + out.cls.numel())
             if self.kept_bytes + bytes_needed > KEPT_BYTES:
                 return out
@@ -112,3 +110,14 @@ def result_table(result: Result) -> str:
 
 def result_record(result: Result) -> dict[str, Any]:
     return {"loss": result.loss, "grid": result.grid, "constant": result.constant}
+
+
+def result_scalars(result: Result) -> dict[str, float]:
+    """Every figure by `resolution/budget/name`, and the mean loss."""
+    each = {
+        f"{size}/{budget}/{name}": value
+        for size, row in result.grid.items()
+        for budget, figures in row.items()
+        for name, value in figures.items()
+    }
+    return {**each, "loss": result.loss}

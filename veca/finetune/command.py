@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import tyro
 
 from veca.errors import InputError, require
-from veca.finetune.settings import Classify, Depth, Segment
 from veca.model import Veca, create_model
+from veca.tasks import find_task, summaries, task_names
 from veca.weights import load
 
 RANDOM = "random:"
@@ -23,27 +21,26 @@ USAGE = """usage: veca finetune TASK [arguments]
 
 Train a model on labels: the whole backbone with layer-wise rates, or the head alone. Same data folders as `veca probe`.
 
-  classify  a linear head on the global feature; class folders or CSV
-  segment   a linear head on every patch; images and index masks
-  depth     a linear head on every patch; images and 16-bit depth
+{tasks}
 
 The same command again continues a run that was stopped. `veca finetune TASK --help` explains each, with examples."""
 
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(USAGE.format(tasks="\n".join(f"  {name:<9} {line}" for name, line in summaries().items())))
         return 0 if arguments else 2
     name, *rest = arguments
-    if name not in TASKS:
-        raise InputError(f"nothing to fine-tune is called {name!r}; there are {', '.join(TASKS)}")
-    kind, build = TASKS[name]
-    settings = tyro.cli(kind, args=rest, prog=f"veca finetune {name}", description=inspect.getdoc(kind))
+    if name not in task_names():
+        raise InputError(f"nothing to fine-tune is called {name!r}; there are {', '.join(task_names())}")
+    kind = find_task(name)
+    options = kind.finetune_options
+    settings = tyro.cli(options, args=rest, prog=f"veca finetune {name}", description=inspect.getdoc(options))
     settings.check()
     require("torchmetrics", "probe")
     model = start(settings.model)
     side = max(1, round(settings.size / model.patch_size)) * model.patch_size
-    task = build(settings, side)
+    task = kind.open(settings)
 
     from veca.finetune.engine import finetune
 
@@ -62,43 +59,3 @@ def start(source: str) -> Veca:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return create_model(source.removeprefix(RANDOM))
-
-
-def classify(settings: Classify, side: int) -> Any:
-    from veca.finetune.tasks import Classes
-    from veca.probes.data import read_classes
-
-    return Classes(read_classes(settings.data), side, settings.workers)
-
-
-def segment(settings: Segment, side: int) -> Any:
-    from veca.finetune.tasks import Pixels
-    from veca.probes.command import mask_labels
-    from veca.probes.pairs import check_pairs, find_pairs
-    from veca.probes.presets import segment_preset
-    from veca.probes.segment import Segmentation
-
-    data = find_pairs(settings.data, "masks", segment_preset(settings.preset).layout if settings.preset else None)
-    task = Segmentation(mask_labels(settings, [pair.label for pair in data.train]))
-    check_pairs([*data.train, *data.test], task.read_mask, "masks")
-    return Pixels(task, data, side)
-
-
-def depth(settings: Depth, side: int) -> Any:
-    from veca.finetune.tasks import Pixels
-    from veca.probes import depth
-    from veca.probes.command import depth_labels
-    from veca.probes.pairs import check_pairs, find_pairs
-    from veca.probes.presets import depth_preset
-
-    data = find_pairs(settings.data, "depth", depth_preset(settings.preset).layout if settings.preset else None)
-    task = depth.Depth(depth_labels(settings), settings.head)
-    check_pairs([*data.train, *data.test], task.read_depth, "depth")
-    return Pixels(task, data, side)
-
-
-TASKS: dict[str, tuple[type[Any], Callable[[Any, int], Any]]] = {
-    "classify": (Classify, classify),
-    "segment": (Segment, segment),
-    "depth": (Depth, depth),
-}

@@ -1,146 +1,189 @@
-"""`finetune`: one run from top to bottom.
-
-As in distillation, every draw is a function of the seed and the step, and a checkpoint holds the rest: the same command
-continues a run that was stopped, to the same weights.
-"""
+"""`finetune`: one run from top to bottom. The same command continues a run that was stopped, to the same weights."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from veca.backbones import weights_digest
-from veca.distill.checkpoints import Checkpoints
-from veca.distill.ranks import StopSignal, choose_device, fast_bfloat16
-from veca.distill.records import METRICS, keep_until
-from veca.distill.schedule import draw, epoch_order, learning_rate, stream
+from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.files import write_json
-from veca.finetune.settings import CHANGEABLE, Common
-from veca.finetune.tasks import Task
 from veca.model import Veca
-from veca.optim import set_rate
-from veca.probes.heads import Head
 from veca.probes.run import head_about
 from veca.probes.tables import Row, Table, merge_seeds
+from veca.tasks.base.contract import Look, Seen, Task
+from veca.tasks.base.heads import Head
+from veca.tasks.base.options import CHANGEABLE, FineTuneOptions
+from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
+from veca.training.lock import lock_folder
+from veca.training.loop import Loop, Pace
+from veca.training.ranks import Ranks, StopSignal
+from veca.training.records import Records
+from veca.training.schedule import choose, epoch_order, learning_rate, random_at
 
 WARMUP = 0.1  # of the steps
 LOG_EVERY = 20
 
 
-def finetune(model: Veca, task: Task, settings: Common, side: int, command: str = "") -> Table | None:
+def finetune(model: Veca, task: Task, settings: FineTuneOptions, side: int, command: str = "") -> Table | None:
     """Train until done or stopped; the table of test scores (with the `command` that made it), or None if stopped."""
-    out, device = settings.out, choose_device(settings.device)
-    bfloat16 = device.type != "mps" and fast_bfloat16(device)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise InputError("veca finetune is one process: start it without torchrun")
+    with lock_folder(settings.out):
+        return run(model, task, settings, side, command)
+
+
+def run(model: Veca, task: Task, settings: FineTuneOptions, side: int, command: str) -> Table | None:
+    out, ranks = settings.out, Ranks(settings.device)
     budgets, weights = training_budgets(settings, model.config.bank)
     scored = score_budgets(settings, budgets, model.config.bank)
-    torch.manual_seed(stream(settings.seed, "head").getrandbits(63))
-    head = (trained_head(model, task, settings) or task.new_head(model.config.feature_width)).to(device)
-    model.to(device).requires_grad_(not settings.head_only)
+    torch.manual_seed(random_at(settings.seed, "head").getrandbits(63))
+    head = (trained_head(model, task, settings) or task.new_head(model.config.feature_width)).to(ranks.device)
+    model.to(ranks.device).requires_grad_(not settings.head_only)
     optimiser = build_optimiser(model, head, settings)
     count = len(task.parts["train"])
     total = max(1, math.ceil(settings.epochs * count / settings.batch))
     identity = {**settings.to_dict(), "start": weights_digest(model), "files": files_digest(task)}
     checkpoints = Checkpoints(out / "checkpoints")
-    saved = checkpoints.load_last(print)
+    newest = checkpoints.newest(ranks.say)
     progress: dict[str, Any] = {"step": 0, "best": None}
-    if saved is None:
+    if newest is None:
         write_json(out / "settings.json", identity)
         size = sum(
             parameter.numel() for parameter in (*model.parameters(), *head.parameters()) if parameter.requires_grad
         )
-        print(
+        ranks.say(
             f"{count} images, {total} steps of {settings.batch}; training {size:,} parameters "
-            f"({'the head' if settings.head_only else 'all'}) at {', '.join(map(str, budgets))} cores; {device}",
-            flush=True,
+            f"({'the head' if settings.head_only else 'all'}) at {', '.join(map(str, budgets))} cores; {ranks.device}"
         )
     else:
+        saved = read_checkpoint(newest)
         changed = [key for key in identity if key not in CHANGEABLE and identity[key] != saved["identity"].get(key)]
         if changed:
-            was, now = ({key: one[key] for key in changed} for one in (saved["identity"], identity))
+            was, now = ({key: one.get(key) for key in changed} for one in (saved["identity"], identity))
             raise InputError(f"{out} was started with other settings ({was}, not {now}): use another --out")
         model.load_state_dict(saved["model"])
         head.load_state_dict(saved["head"])
-        optimiser.load_state_dict(saved["optimiser"])
+        load_optimisers([optimiser], [saved["optimiser"]], out)
         progress = saved["progress"]
-        print(f"continuing {out} at step {progress['step']} of {total}", flush=True)
+        ranks.say(f"continuing {out} at step {progress['step']} of {total}")
 
-    start: int = progress["step"]
-    keep_until(out / METRICS, start)
-    has_validation = bool(task.parts["validation"])
-    part = "validation" if has_validation else "test"
-    every = round(settings.score_every * count / settings.batch) or (
-        math.ceil(count / settings.batch) if has_validation else 0
-    )
-    seen, began, saved_at = Means(), time.monotonic(), time.monotonic()
-
-    def save(step: int, finished: bool = False) -> Path:
-        progress["step"] = step
-        state = {"model": model.state_dict(), "head": head.state_dict(), "optimiser": optimiser.state_dict()}
-        return checkpoints.save({**state, "progress": progress, "identity": identity, "finished": finished}, step)
-
-    with StopSignal() as stop:
-        for step, images, labels in batches(task, settings, start, total):
-            if stop.asked or step == settings.stop_at > 0:
-                save(step)
-                print(f"stopped at step {step}; the same command continues", flush=True)
-                return None
-            budget = draw(budgets, weights, settings.seed, "budget", step)
-            lr = learning_rate(step, total, round(WARMUP * total), 1.0, 0.0)
-            set_rate([optimiser], lr)
-            model.train(not settings.head_only)
-            head.train()
-            torch.manual_seed(stream(settings.seed, "positions", step).getrandbits(63))  # the jitter of positions
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-                loss = task.loss(model, head, images.to(device), labels, budget)
-            if not bool(loss.isfinite()):
-                raise InputError(f"the loss is not finite at step {step}: try a lower --lr and --head-lr")
-            optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            if settings.clip:
-                trained = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
-                torch.nn.utils.clip_grad_norm_(trained, settings.clip)
-            optimiser.step()
-            seen.add(float(loss.detach()))
-
-            done = step + 1
-            if done % LOG_EVERY == 0 or done == total:
-                rate = (done - start) * settings.batch / (time.monotonic() - began)
-                mean, left = seen.take(), (total - done) * settings.batch / rate / 60
-                record(out, {"kind": "train", "step": done, "loss": mean, "lr": lr * settings.lr, "budget": budget})
-                print(f"step {done}/{total}  loss {mean:.4f}  {rate:.1f} images/s  {left:.1f} min left", flush=True)
-            if every and (done % every == 0 or (done == total and has_validation)):
-                scores = evaluate(model, head, task, part, max(scored))
-                record(out, {"kind": "validation", "step": done, "part": part, **scores})
-                print(f"step {done}: {part} {task.main} {scores[task.main]:.4f} at {max(scored)} cores", flush=True)
-                if has_validation and is_better(scores[task.main], progress["best"], task.better):
-                    progress["best"] = scores[task.main]
-                    checkpoints.mark_best(save(done))
-            if done == total or time.monotonic() - saved_at >= 60 * settings.checkpoint_minutes:
-                save(done, finished=done == total)
-                saved_at = time.monotonic()
-    if has_validation and (best := checkpoints.list("best")):
-        state = torch.load(best[0], map_location="cpu", weights_only=True)
+    records = Records(out, total=total, start=progress["step"], board=False)
+    tuner = FineTuner(model, head, task, settings, optimiser, progress, identity, budgets, weights, total, side,
+                      max(scored), records)  # fmt: skip
+    pace = Pace(total, LOG_EVERY, tuner.judge_every, settings.checkpoint_minutes, settings.stop_at, settings.clip)
+    try:
+        with StopSignal() as stop:
+            finished = Loop(tuner, out, ranks, stop, records, checkpoints, pace).run()
+    finally:
+        tuner.batches.close()
+        records.close()
+    if not finished:
+        return None
+    if tuner.chooses and (best := checkpoints.list("best")):
+        state = read_checkpoint(best[0])
         model.load_state_dict(state["model"])
         head.load_state_dict(state["head"])
-        print(f"keeping the weights of step {state['progress']['step']}, the best on val/", flush=True)
+        ranks.say(f"keeping the weights of step {state['progress']['step']}, the best on val/")
     table = finish(model, head, task, settings, side, scored)
     table.command = command
     table.write(out)
     return table
 
 
-def trained_head(model: Veca, task: Task, settings: Common) -> nn.Linear | None:
+class FineTuner:
+    """What fine-tuning brings to the training loop."""
+
+    def __init__(
+        self, model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, optimiser: torch.optim.Optimizer,
+        progress: dict[str, Any], identity: dict[str, Any], budgets: list[int], weights: list[float], total: int,
+        side: int, judged_at: int, records: Records,
+    ) -> None:  # fmt: skip
+        self.model, self.head, self.task, self.settings = model, head, task, settings
+        self.optimisers, self.progress, self.identity = [optimiser], progress, identity
+        self.budgets, self.weights, self.total = budgets, weights, total
+        self.side, self.judged_at, self.records = side, judged_at, records
+        self.device = next(model.parameters()).device
+        self.bfloat16 = self.device.type != "mps" and fast_bfloat16(self.device)
+        self.chooses = bool(task.parts["validation"])  # the best weights; else test/ is only looked at
+        count = len(task.parts["train"])
+        self.judge_every = round(settings.score_every * count / settings.batch) or (
+            math.ceil(count / settings.batch) if self.chooses else 0
+        )
+        self.batches = batches(task, settings, side, progress["step"], total)
+        self.losses: list[float] = []  # since the last record
+        self.budget, self.began = 0, time.monotonic()
+
+    def rate(self, step: int) -> float:
+        return learning_rate(step, self.total, round(WARMUP * self.total), 1.0, 0.0)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        return [parameter for group in self.optimisers[0].param_groups for parameter in group["params"]]
+
+    def backward(self, step: int) -> bool:
+        settings = self.settings
+        images, labels = next(self.batches)
+        self.budget = choose(self.budgets, self.weights, settings.seed, "budget", step)
+        self.model.train(not settings.head_only)
+        self.head.train()
+        torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))  # the jitter of positions
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
+            seen = look_with(self.model, self.budget)(images.to(self.device))
+            loss = self.task.loss(self.head, seen, labels)
+        torch.autograd.backward(loss)
+        self.losses.append(float(loss.detach()))
+        return math.isfinite(self.losses[-1])
+
+    def record(self, step: int, rate: float, norm: float) -> tuple[dict[str, Any], str]:
+        mean, speed = statistics.fmean(self.losses), len(self.losses) * self.settings.batch / self.seconds()
+        self.losses = []
+        values = {"loss": mean, "lr": rate * self.settings.lr, "budget": self.budget}
+        return values, f"loss {mean:.4f}  {speed:.1f} images/s"
+
+    def seconds(self) -> float:
+        """Since this was last asked."""
+        before, self.began = self.began, time.monotonic()
+        return self.began - before
+
+    def judge(self, step: int) -> float | None:
+        if not self.chooses and (not self.judge_every or step % self.judge_every):
+            return None
+        part, main = "validation" if self.chooses else "test", self.task.main
+        scores = evaluate(self.model, self.head, self.task, part, self.judged_at, self.side)
+        text = f"{part} {main} {scores[main]:.4f} at {self.judged_at} cores"
+        self.records.judged(step, {"part": part, **scores}, {}, text)
+        self.seconds()
+        return float(scores[main]) if self.chooses else None
+
+    def better(self, score: float, best: Any) -> bool:
+        return is_better(score, best, self.task.better)
+
+    def give_up(self, step: int, skipped: int) -> str:
+        return f"the loss is not finite at step {step}: try a lower --lr and --head-lr"
+
+    def state(self) -> dict[str, Any]:
+        states = {"model": self.model.state_dict(), "head": self.head.state_dict()}
+        return {**states, "optimiser": self.optimisers[0].state_dict(), "identity": self.identity}
+
+    def keep_best(self) -> None:
+        """The checkpoint is enough: `finish` loads it."""
+
+    def keep_last(self) -> None:
+        """`finish` writes the weights, with their test scores."""
+
+
+def trained_head(model: Veca, task: Task, settings: FineTuneOptions) -> nn.Linear | None:
     """The head of a probe to begin with; it must fit the data, and the weights it was trained on."""
     if settings.start_head is None:
         return None
@@ -154,8 +197,10 @@ def trained_head(model: Veca, task: Task, settings: Common) -> nn.Linear | None:
     return linear
 
 
-def batches(task: Task, settings: Common, start: int, total: int) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
-    """(step, images B×3×S×S, labels), read ahead by threads; what a step sees depends on its number alone."""
+def batches(
+    task: Task, settings: FineTuneOptions, side: int, start: int, total: int
+) -> Generator[tuple[Tensor, list[Tensor]], None, None]:
+    """(images B×3×S×S, labels) of each step, read ahead by threads; what a step sees depends on its number alone."""
     count = len(task.parts["train"])
 
     @lru_cache(maxsize=2)
@@ -164,7 +209,7 @@ def batches(task: Task, settings: Common, start: int, total: int) -> Iterator[tu
 
     def load(place: int) -> tuple[Tensor, Tensor]:
         epoch, within = divmod(place, count)
-        return task.load(order(epoch)[within], stream(settings.seed, "view", place))
+        return task.load(order(epoch)[within], side, random_at(settings.seed, "view", place))
 
     def submit(step: int) -> list[Future[tuple[Tensor, Tensor]]]:
         places = range(step * settings.batch, (step + 1) * settings.batch) if step < total else ()
@@ -174,10 +219,10 @@ def batches(task: Task, settings: Common, start: int, total: int) -> Iterator[tu
         coming = submit(start)
         for step in range(start, total):
             present, coming = [future.result() for future in coming], submit(step + 1)
-            yield step, torch.stack([image for image, _ in present]), [label for _, label in present]
+            yield torch.stack([image for image, _ in present]), [label for _, label in present]
 
 
-def training_budgets(settings: Common, bank: int) -> tuple[list[int], list[float]]:
+def training_budgets(settings: FineTuneOptions, bank: int) -> tuple[list[int], list[float]]:
     """The budgets to draw from and how often; without --cores those of the paper, as far as the bank goes."""
     if settings.cores:
         check_budgets(settings.cores, bank, "--cores")
@@ -188,7 +233,7 @@ def training_budgets(settings: Common, bank: int) -> tuple[list[int], list[float
     return [budget for budget, _ in pairs], [float(weight) for _, weight in pairs]
 
 
-def score_budgets(settings: Common, trained: list[int], bank: int) -> list[int]:
+def score_budgets(settings: FineTuneOptions, trained: list[int], bank: int) -> list[int]:
     check_budgets(settings.score_cores, bank, "--score-cores")
     return sorted({*settings.score_cores} or {min(trained), max(trained)}, reverse=True)
 
@@ -207,7 +252,7 @@ def layer_of(name: str, depth: int) -> int:
     return depth + 1 if part in ("norm", "project") else 0
 
 
-def build_optimiser(model: Veca, head: nn.Module, settings: Common) -> torch.optim.AdamW:
+def build_optimiser(model: Veca, head: nn.Module, settings: FineTuneOptions) -> torch.optim.AdamW:
     """AdamW with one group per layer and kind; `rate` is the group's highest rate, scaled by the schedule."""
     depth = model.config.depth
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -225,10 +270,18 @@ def build_optimiser(model: Veca, head: nn.Module, settings: Common) -> torch.opt
     )
 
 
-def evaluate(model: Veca, head: nn.Module, task: Task, part: str, cores: int) -> dict[str, Any]:
+def look_with(model: Veca, cores: int) -> Look:
+    def look(images: Tensor) -> Seen:
+        out = model(images, cores=cores)
+        return Seen(out.cls, out.patches)
+
+    return look
+
+
+def evaluate(model: Veca, head: nn.Module, task: Task, part: str, cores: int, side: int) -> dict[str, Any]:
     model.eval()
     head.eval()
-    return task.score(model, head, part, cores)
+    return task.score(head, look_with(model, cores), part, side)
 
 
 def is_better(score: float, best: float | None, better: str) -> bool:
@@ -237,7 +290,7 @@ def is_better(score: float, best: float | None, better: str) -> bool:
     return score > best if better == "higher" else score < best
 
 
-def finish(model: Veca, head: nn.Module, task: Task, settings: Common, side: int, scored: list[int]) -> Table:
+def finish(model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, side: int, scored: list[int]) -> Table:
     """Test scores at each budget, and what is kept: model/, head/, results.json and results.csv."""
     out = settings.out
     model.eval().requires_grad_(True)
@@ -251,11 +304,11 @@ def finish(model: Veca, head: nn.Module, task: Task, settings: Common, side: int
     table = Table(f"finetune {task.name}", settings.data.name, task.main, task.better, task.classes)
     table.settings = settings.to_dict()
     for cores in scored:
-        values, per_class = merge_seeds([evaluate(model, head, task, "test", cores)])
+        values, per_class = merge_seeds([evaluate(model, head, task, "test", cores, side)])
         table.rows.append(Row(out.name, str(out / "model"), digest, side, side, cores, values, per_class=per_class))
         table.write(out)
     kept = task.saved_head(head)
-    kept.about = {**head_about(table.rows[0], str(kept.about["feature"])), **kept.about}
+    kept.about = {**head_about(table.rows[0]), **kept.about}
     kept.save(out / "head")
     return table
 
@@ -267,23 +320,3 @@ def files_digest(task: Task) -> str:
         for path in task.files(part):
             digest.update(f"{part}/{path.parent.name}/{path.name}/{path.stat().st_size}\n".encode())
     return digest.hexdigest()
-
-
-def record(out: Path, values: dict[str, Any]) -> None:
-    with open(out / METRICS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
-
-
-class Means:
-    """The mean loss since the last record."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def add(self, value: float) -> None:
-        self.values.append(value)
-
-    def take(self) -> float:
-        mean = sum(self.values) / len(self.values)
-        self.values = []
-        return mean

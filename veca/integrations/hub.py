@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from veca.config import VecaConfig
-from veca.distill.records import read_metrics
 from veca.errors import InputError
 from veca.files import write_text
 from veca.model import Veca
+from veca.training.records import read_metrics
 
 LICENCES = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0"}  # others are "other" to the hub
 RECIPE = (

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from veca.errors import InputError, require
-from veca.files import read_text, refuse_file
-from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
-from veca.probes.settings import Classify, Common, DepthProbe, Fidelity, Knn, Predict, Score, Segment
+from veca.files import refuse_file
+from veca.probes.settings import Fidelity, Knn, Predict, Score
+from veca.tasks import find_task, summaries, task_names
+from veca.tasks.base.options import ProbeOptions
 
 USAGE = """usage: veca probe TASK [arguments]
 
 Linear probes of frozen backbones: any VECA weights, any transformers vision model, side by side in one table.
 
-  classify  a linear head on the global feature; class folders or CSV
+{tasks}
   knn       nearest neighbours of the global feature; the same data
-  segment   a linear head on every patch; images and index masks
-  depth     a linear head on every patch; images and 16-bit depth
   teacher   cosine to the teacher a model learned from; photos without labels
   predict   use a trained head on photos
   score     a classification head on other labels of its classes (ImageNetV2, ReaL)
@@ -36,80 +34,50 @@ Linear probes of frozen backbones: any VECA weights, any transformers vision mod
 
 def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(USAGE.format(tasks="\n".join(f"  {name:<9} {line}" for name, line in summaries().items())))
         return 0 if arguments else 2
     name, *rest = arguments
-    if name not in TASKS:
-        raise InputError(f"no probe is called {name!r}; there are {', '.join(TASKS)}")
-    settings, act = TASKS[name]
-    chosen = tyro.cli(settings, args=rest, prog=f"veca probe {name}")
+    if name not in (*task_names(), *OTHERS):
+        raise InputError(f"no probe is called {name!r}; there are {', '.join((*task_names(), *OTHERS))}")
+    options = OTHERS[name][0] if name in OTHERS else find_task(name).probe_options
+    chosen = tyro.cli(options, args=rest, prog=f"veca probe {name}")
     for module in ("torchmetrics", "matplotlib"):  # before the long work, not after it
         require(module, "probe")
-    if isinstance(chosen, Common | Fidelity):
+    if isinstance(chosen, ProbeOptions | Fidelity):
         chosen.command = shlex.join(["veca", "probe", *arguments])
-    act(chosen)
+    if name in OTHERS:
+        OTHERS[name][1](chosen)
+    else:
+        task_probe(name, chosen)
     return 0
 
 
-def classify(settings: Classify) -> None:
-    from veca.probes import classify, run
-    from veca.probes.data import read_classes
+def task_probe(name: str, options: Any) -> None:
+    from veca.probes.run import run_task
     from veca.probes.tables import Table
 
-    data = read_classes(settings.data)
-    table = Table("classify", settings.data.name, classify.main_metric(data.several), "higher", list(data.classes))
-    _prepare(table, settings, "imagenet")
-    also = run.other_label_sets(settings.also, data)
-    how = classify.Training(epochs=settings.epochs)
-    run.run_classify(table, data, also, _grid(settings), how, settings.out, _keep(settings.out))
-    _show(table, settings.out)
+    kind = find_task(name)
+    refuse_file(options.out)
+    paper = _paper(name, kind.paper_name(options), options)
+    grid = _grid(options)
+    task = kind.open(options)
+    table = Table(name, options.data.name, task.main, task.better, task.classes, paper=paper)
+    table.note(options)
+    run_task(table, task, grid, options, options.out, _keep(options.out))
+    _show(table, options.out)
 
 
 def knn(settings: Knn) -> None:
     from veca.probes import run
-    from veca.probes.data import read_classes
     from veca.probes.tables import Table
+    from veca.tasks.base.classes import read_classes
 
+    paper = _paper("knn", "imagenet", settings)
+    grid = _grid(settings)
     data = read_classes(settings.data)
-    table = Table("knn", settings.data.name, "top1_k20", "higher", list(data.classes))
-    _prepare(table, settings, "imagenet")
-    run.run_knn(table, data, _grid(settings), _keep(settings.out))
-    _show(table, settings.out)
-
-
-def segment(settings: Segment) -> None:
-    from veca.probes.dense import Training
-    from veca.probes.pairs import check_pairs, find_pairs
-    from veca.probes.run import run_dense
-    from veca.probes.segment import Segmentation
-    from veca.probes.tables import Table
-
-    layout = segment_preset(settings.preset).layout if settings.preset else None
-    data = find_pairs(settings.data, "masks", layout)
-    task = Segmentation(mask_labels(settings, [pair.label for pair in data.train]))
-    table = Table("segment", settings.data.name, task.main, task.better, list(task.class_names()))
-    _prepare(table, settings, settings.preset or settings.data.name)
-    check_pairs([*data.train, *data.test], task.read_mask, "masks")
-    how = Training(settings.steps, task.rate)
-    run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
-    _show(table, settings.out)
-
-
-def depth(settings: DepthProbe) -> None:
-    from veca.probes.dense import Training
-    from veca.probes.depth import Depth
-    from veca.probes.pairs import check_pairs, find_pairs
-    from veca.probes.run import run_dense
-    from veca.probes.tables import Table
-
-    layout = depth_preset(settings.preset).layout if settings.preset else None
-    data = find_pairs(settings.data, "depth", layout)
-    task = Depth(depth_labels(settings), settings.head)
-    table = Table("depth", settings.data.name, task.main, task.better)
-    _prepare(table, settings, settings.preset or settings.data.name)
-    check_pairs([*data.train, *data.test], task.read_depth, "depth")
-    how = Training(settings.steps, task.rate)
-    run_dense(table, data, task, _grid(settings), how, settings.augment, settings.out, _keep(settings.out))
+    table = Table("knn", settings.data.name, "top1_k20", "higher", list(data.classes), paper=paper)
+    table.note(settings)
+    run.run_knn(table, data, grid, _keep(settings.out))
     _show(table, settings.out)
 
 
@@ -124,8 +92,8 @@ def teacher(settings: Fidelity) -> None:
 def predict(settings: Predict) -> None:
     from veca.devices import pick_device
     from veca.probes import predict
-    from veca.probes.heads import Head
     from veca.probes.run import load_for
+    from veca.tasks.base.heads import Head
 
     predict.check_images(settings.images)
     refuse_file(settings.out)
@@ -135,9 +103,9 @@ def predict(settings: Predict) -> None:
 
 def score(settings: Score) -> None:
     from veca.devices import pick_device
-    from veca.probes.features import Cache
-    from veca.probes.heads import Head
     from veca.probes.run import score_head
+    from veca.tasks.base.features import Cache
+    from veca.tasks.base.heads import Head
 
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     scores = score_head(Head.load(settings.head), settings.data, settings.labels, cache, pick_device(settings.device))
@@ -145,68 +113,31 @@ def score(settings: Score) -> None:
         print(f"{name}  {value:.4f}")
 
 
-TASKS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
-    "classify": (Classify, classify),
+OTHERS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "knn": (Knn, knn),
-    "segment": (Segment, segment),
-    "depth": (DepthProbe, depth),
     "teacher": (Fidelity, teacher),
     "predict": (Predict, predict),
     "score": (Score, score),
 }
 
 
-def mask_labels(settings: Any, masks: list[Path]) -> SegmentPreset:
-    """The preset, or what the command line, classes.txt and the training masks say."""
-    import numpy as np
-
-    from veca.probes.pairs import read_values
-    from veca.probes.progress import progress
-
-    given = {name: getattr(settings, name) for name in ("classes", "ignore", "offset")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if settings.preset:
-        return replace(SEGMENT[settings.preset], **chosen)
-    listed = settings.data / "classes.txt"
-    names = tuple(read_text(listed).split("\n")) if listed.is_file() else ()
-    names = tuple(name.strip() for name in names if name.strip())
-    preset = replace(SegmentPreset(Layout("", ""), len(names), names), **chosen)
-    if preset.classes == 0:
-        found: set[int] = set()
-        for path in progress(masks, "counting classes", len(masks)):
-            found.update(np.unique(read_values(path)).tolist())
-        preset = replace(preset, classes=max(found - {preset.ignore}, default=0) + preset.offset + 1)
-    if preset.classes < 2:
-        raise InputError(f"{settings.data}: {preset.classes} class in the masks; a probe needs at least 2")
-    if preset.names and len(preset.names) != preset.classes:
-        raise InputError(f"{listed}: names {len(preset.names)} classes, not {preset.classes}")
-    return preset
-
-
-def depth_labels(settings: Any) -> DepthPreset:
-    """The preset, with what the command line says instead."""
-    preset = DEPTH[settings.preset] if settings.preset else DepthPreset(Layout("", ""), 1e-3, 1e-3, 10.0)
-    given = {name: getattr(settings, name) for name in ("scale", "nearest", "farthest")}
-    return replace(preset, **{name: value for name, value in given.items() if value is not None})
-
-
 def _grid(settings: Any) -> Any:
     from veca.devices import pick_device
-    from veca.probes.features import Cache
     from veca.probes.run import Grid
+    from veca.tasks.base.features import Cache
 
     device = pick_device(settings.device)
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
-    return Grid(settings.model, settings.size, settings.cores, settings.seeds, device, cache)
+    grid = Grid(settings.model, settings.size, settings.cores, settings.seeds, device, cache)
+    grid.check()
+    return grid
 
 
-def _prepare(table: Any, settings: Any, dataset: str) -> None:
-    """What can fail before the long work: the paper's numbers. What results.json should tell: the settings."""
+def _paper(task: str, dataset: str, options: Any) -> list[Any]:
+    """The paper's numbers, where they are asked for: what can fail before the long work."""
     from veca.probes.paper import paper_rows
 
-    table.note(settings)
-    if settings.against:
-        table.paper = paper_rows(table.task, dataset)
+    return paper_rows(task, dataset) if options.against else []
 
 
 def _keep(out: Path) -> Callable[[Any], None]:

@@ -15,17 +15,18 @@ from veca.backbones import Backbone, load_backbone, short_names
 from veca.devices import pick_device
 from veca.distill.data import Key, collate
 from veca.distill.losses import Standards
-from veca.distill.ranks import Ranks
-from veca.distill.sources import find_images
+from veca.distill.sources import index_images
 from veca.distill.student import estimate_standards
+from veca.distill.teaching import Teaching
 from veca.distill.validation import Validation
 from veca.errors import InputError
 from veca.files import whole_file
 from veca.model import Veca
-from veca.probes.progress import progress
 from veca.probes.settings import Fidelity
 from veca.probes.tables import Row, Table
+from veca.progress import progress
 from veca.teachers import load_teacher
+from veca.training.ranks import Ranks
 
 METRICS = ("dense_cosine", "global_cosine", "raw_dense_cosine", "raw_global_cosine")
 BATCH = 16
@@ -38,7 +39,7 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
     if settings.images < 1 or any(size < 1 for size in settings.size):
         raise InputError("--images and --size must be at least 1")
     device = pick_device(settings.device)
-    photos, teacher = find_images((str(settings.data),)), load_teacher(settings.teacher, device)
+    photos, teacher = index_images((str(settings.data),)), load_teacher(settings.teacher, device)
     table = Table("teacher", settings.data.name, "dense_cosine", "higher", shares=False)
     table.note(settings)
     backbones = [load_backbone(source, device) for source in settings.model]
@@ -56,10 +57,10 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
         if (side, patch) not in measured:
             measured.clear()  # the teacher's features of one size are kept, not of all
             validation = Validation(
-                photos, teacher, Ranks(str(device)), sizes=(side,), budgets=(), count=settings.images, batch=BATCH,
-                workers=0, bfloat16=False, teacher_batch=BATCH,
+                photos, Teaching(teacher, patch, BATCH), Ranks(str(device)), sizes=(side,), budgets=(),
+                count=settings.images, batch=BATCH, workers=0,
             )  # fmt: skip
-            measured[side, patch] = validation, teacher_standards(validation, side, patch)
+            measured[side, patch] = validation, teacher_standards(validation, side)
         validation, standards = measured[side, patch]
         table.rows += rows(backbone, size, validation, standards, settings.cores)
         done(table)
@@ -70,14 +71,14 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
 
 
 @torch.no_grad()
-def teacher_standards(validation: Validation, side: int, patch: int) -> Standards:
+def teacher_standards(validation: Validation, side: int) -> Standards:
     """The teacher's statistics over the photos that are measured; its features are kept for the models."""
-    grid, device = (side // patch, side // patch), validation.ranks.device
+    device = validation.ranks.device
 
     def outputs() -> Any:
         for number, part in enumerate(validation.batches):
             pixels = collate([validation.views[Key(index, -1, side)] for index in part]).images.to(device)
-            yield validation.teach(number, side, pixels, grid)
+            yield validation.teach(number, side, pixels)
 
     found = estimate_standards(outputs())
     moved = [type(standard)(*(value.to(device) for value in standard)) for standard in (found.cls, found.patches)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from veca.probes import metrics
+from veca.tasks.base import metrics
 
 NEIGHBOURS = (1, 20)
 TEMPERATURE = 0.07  # a neighbour votes with exp(cosine / this)

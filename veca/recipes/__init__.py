@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 from veca.recipes.convert import Convert
 from veca.recipes.laptop import Laptop
-from veca.recipes.referee import Referee
 from veca.recipes.stage1 import Stage1
 from veca.recipes.stage2 import Stage2
 
-RECIPES: dict[str, type[Settings]] = {
+RECIPES: dict[str, type[Distillation]] = {
     "stage1": Stage1,
     "stage2": Stage2,
     "laptop": Laptop,
     "convert": Convert,
-    "referee": Referee,
 }

@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert(Settings):
+class Convert(Distillation):
     r"""From a teacher's own weights: a useful VECA in hours on a CPU instead of weeks on GPUs (docs/training.md).
 
     trains    a student with the teacher's geometry and weights, and 64 new cores; first each block alone on the

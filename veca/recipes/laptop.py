@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from veca.distill.settings import BUDGETS, Settings
+from veca.distill.settings import BUDGETS, Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laptop(Settings):
+class Laptop(Distillation):
     r"""From nothing on a small machine: to see the whole path work, and to compare ideas.
 
     trains    veca_tiny (5.5 M parameters) from fresh weights, at 128² crops

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage1(Settings):
+class Stage1(Distillation):
     r"""Stage 1 of the paper: a student from nothing, at 256² crops.
 
     trains    veca_small, veca_small_plus, veca_base or veca_large, from fresh weights and the teacher's patch embedding

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veca.distill.settings import Settings
+from veca.distill.settings import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage2(Settings):
+class Stage2(Distillation):
     r"""Stage 2 of the paper: from stage 1 to any resolution.
 
     trains    the model of stage 1 (its geometry comes with it), at 256² to 768², one resolution per step

@@ -12,7 +12,7 @@ from transformers.utils import can_return_tuple
 
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import Seen, VecaPreTrainedModel
-from veca.probes.depth import metres, scale_invariant
+from veca.tasks.depth import metres, scale_invariant
 
 
 def on_grid(head: nn.Module, seen: Seen) -> Tensor:

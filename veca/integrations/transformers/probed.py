@@ -16,8 +16,8 @@ from veca.integrations.transformers.heads import (
 )
 from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
-from veca.probes.heads import Head
-from veca.probes.views import RESIZE
+from veca.tasks.base.heads import Head
+from veca.tasks.base.views import RESIZE
 
 
 def from_probe(folder: str | Path, model: str | None = None) -> tuple[Any, VecaImageProcessor]:

@@ -1,0 +1,1 @@
+"""What every training shares: the loop, checkpoints, ranks, records, the schedule."""
