@@ -9,7 +9,6 @@ A row is written after its .npz is in place, so whatever the index lists is whol
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import warnings
@@ -29,6 +28,7 @@ from rich.text import Text
 from torch.utils.data import DataLoader, Dataset
 
 from veca.backbones import weights_digest
+from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> int:
 
         return main_stream(arguments)
     # As the description the docstring is shown whole; by itself tyro would leave the examples out.
-    settings = tyro.cli(Settings, args=arguments, prog="veca features", description=inspect.getdoc(Settings))
+    settings = parse(Settings, arguments, "veca features")
     for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
         if getattr(settings, name) < least:
             raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")

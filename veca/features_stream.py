@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
 from veca.files import whole_file
@@ -56,11 +56,8 @@ class StreamSettings:
 
 
 def main(arguments: list[str]) -> int:
-    settings = tyro.cli(
-        StreamSettings,
-        args=[argument for argument in arguments if argument != "--stream"],
-        prog="veca features --stream",
-        description=inspect.getdoc(StreamSettings),
+    settings = parse(
+        StreamSettings, [argument for argument in arguments if argument != "--stream"], "veca features --stream"
     )
     if not settings.paths:
         raise InputError("name at least one image to stream")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from veca.cli import parse
 from veca.distill.records import METRICS, plot, read_metrics
 from veca.errors import InputError
 from veca.files import whole_folder, write_text
@@ -104,7 +105,7 @@ def rounded(value: Any) -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Bundle, args=arguments, prog="veca distill --bundle")
+    settings = parse(Bundle, arguments, "veca distill --bundle")
     weights, records = bundle(settings)
     size = (weights / WEIGHTS).stat().st_size
     print(f"{weights}: {size / 1e6:.1f} MB in float16; `veca info {settings.name}` shows its card")

@@ -5,14 +5,13 @@ veca finetune classify --data pets/ --model veca-s14 --size 196 --epochs 10 --ou
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import tyro
 
+from veca.cli import parse
 from veca.errors import InputError, require
 from veca.finetune.settings import Classify, Depth, Segment
 from veca.model import Veca, create_model
@@ -38,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if name not in TASKS:
         raise InputError(f"nothing to fine-tune is called {name!r}; there are {', '.join(TASKS)}")
     kind, build = TASKS[name]
-    settings = tyro.cli(kind, args=rest, prog=f"veca finetune {name}", description=inspect.getdoc(kind))
+    settings = parse(kind, rest, f"veca finetune {name}")
     settings.check()
     require("torchmetrics", "probe")
     model = start(settings.model)

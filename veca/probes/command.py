@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from veca.cli import parse
 from veca.errors import InputError, require
 from veca.files import read_text, refuse_file
 from veca.probes.presets import DEPTH, SEGMENT, DepthPreset, Layout, SegmentPreset, depth_preset, segment_preset
@@ -42,7 +41,7 @@ def main(arguments: list[str]) -> int:
     if name not in TASKS:
         raise InputError(f"no probe is called {name!r}; there are {', '.join(TASKS)}")
     settings, act = TASKS[name]
-    chosen = tyro.cli(settings, args=rest, prog=f"veca probe {name}")
+    chosen = parse(settings, rest, f"veca probe {name}")
     for module in ("torchmetrics", "matplotlib"):  # before the long work, not after it
         require(module, "probe")
     if isinstance(chosen, Common | Fidelity):

@@ -7,12 +7,14 @@ import logging
 import signal
 import socket
 
+from veca.cli import parse
 from veca.errors import InputError, require
-from veca.serve.settings import Settings, parse
+from veca.serve.settings import Settings
 
 
 def main(arguments: list[str]) -> int:
-    settings = parse(arguments)
+    settings = parse(Settings, arguments, "veca serve")
+    settings.check()
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
     import uvicorn

@@ -161,11 +161,3 @@ class Settings:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def parse(arguments: list[str]) -> Settings:
-    import inspect
-
-    settings = tyro.cli(Settings, args=arguments, prog="veca serve", description=inspect.getdoc(Settings))
-    settings.check()
-    return settings
