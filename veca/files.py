@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
 from veca.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # How safetensors and PyTorch say that a write failed.
 WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
@@ -27,14 +33,14 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The original suffix is kept, because numpy, PIL and matplotlib choose a format by it.
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+    mark = open(temporary, "xb")  # noqa: SIM115  (held until the end; an ordinary file, whose mode the umask decides)
+    if not _lock(mark):
+        mark.close()
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; users expect ordinary ones
         temporary.replace(path)
     except (RuntimeError, SafetensorError) as error:  # the writers of PyTorch and safetensors hide what the disk said
         if shutil.disk_usage(path.parent).free < 64 << 20:
@@ -44,6 +50,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        mark.close()
 
 
 @contextmanager
@@ -51,10 +58,10 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`, on failure it vanishes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary.mkdir()
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one aside first
             old = temporary.with_suffix(".old")
             path.rename(old)
@@ -64,6 +71,14 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote left in a folder; not what is being written now."""
+    for partial in folder.glob(".*.partial*"):
+        with contextlib.suppress(OSError), open(partial, "rb") as file:
+            if _lock(file):
+                partial.unlink()
 
 
 def refuse_file(out: str | Path) -> None:
@@ -102,7 +117,11 @@ def _digest(file: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     return digest.hexdigest()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _lock(file: IO[bytes]) -> bool:
+    """Whether the file is ours: no living process holds it (where the system can tell)."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fcntl is not None
+    except OSError:  # somebody else's, or a file system without locks
+        return False

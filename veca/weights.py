@@ -21,7 +21,7 @@ from torch import Tensor
 
 from veca.config import VecaConfig
 from veca.errors import InputError
-from veca.files import whole_file, write_json
+from veca.files import remove_partials, whole_file, write_json
 from veca.model import Veca
 from veca.official import config_of_official, is_official, tensors_of_official
 
@@ -42,6 +42,7 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if dtype is not None:
         tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    remove_partials(folder)
     about = {"format": 1, "config": model.config.to_dict(), "card": model.card}
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
     with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
