@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for output in (sys.stdout, sys.stderr):  # a file's name may hold any bytes
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # its comments on damaged tags, one an image, help nobody
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"veca: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
