@@ -10,6 +10,7 @@ import errno
 import importlib
 import inspect
 import io
+import logging
 import os
 import re
 import sys
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for output in (sys.stdout, sys.stderr):  # a file's name may hold any bytes
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="backslashreplace")
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # its comments on damaged tags, one an image, help nobody
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # comments on damaged tags, one an image, help nobody
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same; what matters becomes our one line
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"veca: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)

@@ -104,7 +104,9 @@ def build(
     # A copy: tensors of a memory-mapped file would change with the file.
     ours = {name: tensor.to(dtype=dtype, copy=True) for name, tensor in tensors.items()}
     for name, tensor in ours.items():
-        if tensor.numel() and not math.isfinite(sum(map(float, tensor.aminmax()))):  # not a number in a tensor is its minimum and maximum
+        if tensor.numel() and not math.isfinite(
+            sum(map(float, tensor.aminmax()))
+        ):  # not a number in a tensor is its minimum and maximum
             raise InputError(
                 f"{path}: tensor {name} has values that are not finite in {str(dtype)[6:]}; features of it are nonsense"
             )
