@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-SCANS = 100  # of a JPEG; encoders write up to a dozen, libtiff stops at 100 too
+SCANS = 64  # of a JPEG, each over the whole picture; encoders write up to 18
 SHARE = 64  # pixels for each code block and packet of a JPEG 2000; encoders write one of each for 1024 or more
 FEW = 1 << 14  # … and so many are never too many
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import ipaddress
 import logging
+import os
 import signal
 import socket
 
@@ -59,6 +61,9 @@ def main(arguments: list[str]) -> int:
         server.run(sockets=[listener])
     service.stop()
     print("stopped", flush=True)
+    if service.pages:  # a thread that builds a page for a client who has left would be waited for
+        os._exit(0)
+    faulthandler.cancel_dump_traceback_later()
     return 0
 
 

@@ -111,7 +111,7 @@ class Settings:
     threads: int = os.cpu_count() or 1
     """threads of the model"""
     decoders: int = 2
-    """threads that decode uploads and encode answers"""
+    """processes that decode uploads, and threads that encode answers"""
 
     def check(self) -> None:
         """What can be refused before a model is loaded."""
