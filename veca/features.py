@@ -35,6 +35,7 @@ from veca.feature_folder import FeatureFolder
 from veca.images import SUFFIXES, open_image, resize_to_patches, to_tensor
 from veca.model import Veca, VecaOutput
 from veca.weights import load
+from veca.workers import end_with_parent
 
 PENDING = 4  # batches' worth of decoded images that may wait for others of their grid
 
@@ -141,7 +142,10 @@ def main(arguments: list[str]) -> int:
         + (f", {len(failed)} could not be read:" if failed else "")
     )
     for item in failed:
-        print(f"  {item.path}: {item.error}", file=sys.stderr)
+        print(
+            f"  {str(item.path)!r}: {item.error}" if "\n" in str(item.path) else f"  {item.path}: {item.error}",
+            file=sys.stderr,
+        )
     return 1 if failed else 0
 
 
@@ -170,6 +174,7 @@ def decode(paths: list[Path], patch_size: int, settings: Settings) -> Iterator[D
         num_workers=min(settings.workers, len(paths)),
         collate_fn=_as_it_is,
         prefetch_factor=4 if settings.workers else None,
+        worker_init_fn=end_with_parent,
     )
     try:
         yield from loader

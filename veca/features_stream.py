@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from veca.cli import parse
@@ -111,7 +112,7 @@ def stream_one(model: Veca, path: Path, settings: StreamSettings) -> None:
         task = bar.add_task("patches", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{path.name}: {what}", completed=done, total=total)
+            bar.update(task, description=escape(f"{path.name}: {what}"), completed=done, total=total)
 
         result = model.stream(
             path,

@@ -81,6 +81,21 @@ def remove_partials(folder: Path) -> None:
                 partial.unlink()
 
 
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Refuse a folder to which another process is writing; the lock is the process's own, and ends with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file of its own, which nobody replaces; a record lock, which no worker inherits.
+    with open(folder / ".lock", "a") as file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # a disk that knows no locks must not end the run
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise InputError(f"another run is writing to {folder}; wait, or use another --out") from None
+        yield
+
+
 def refuse_file(out: str | Path) -> None:
     """For `--out`, before the long work: what is a file cannot become a folder."""
     if Path(out).exists() and not Path(out).is_dir():
@@ -93,6 +108,17 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A table of settings; what is damaged in whatever way is an InputError."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is damaged: not JSON") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is damaged: a {type(value).__name__}, not a table of settings")
+    return value
 
 
 def write_text(path: str | Path, text: str) -> None:
