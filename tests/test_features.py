@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import veca
+from veca.cli import main as run_command
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
 from veca.features import PENDING, Decoded, batches, find_images, main
@@ -426,3 +427,12 @@ def test_names_of_any_bytes(model: Path, tmp_path: Path) -> None:
         timeout=120,
     )
     assert streamed.returncode == 0, streamed.stderr
+
+
+def test_a_place_that_takes_no_folder_is_one_line(
+    photos: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["features", str(photos), "--model", str(model), "--out", "/proc/veca", "--cores", "8"]) == 2
+    printed = capsys.readouterr().err
+    assert "cannot write /proc/veca" in printed
+    assert len(printed.splitlines()) == 1

@@ -98,3 +98,9 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_name_is_one_line() -> None:
+    for name in ("", ".", "..", "/"):
+        with pytest.raises(veca.InputError, match="is no name of a file"):
+            write_text(name, "text")

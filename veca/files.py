@@ -31,6 +31,8 @@ WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place on success, remove it on any failure."""
     path = Path(path)
+    if path.name in ("", ".."):
+        raise InputError(f"{str(path)!r} is no name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     # The original suffix is kept, because numpy, PIL and matplotlib choose a format by it.
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")

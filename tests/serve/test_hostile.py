@@ -184,6 +184,17 @@ def test_a_client_that_closes_its_side_gets_its_answer(server: Server) -> None:
     assert last.endswith(b"}")
 
 
+def test_a_body_that_goes_wrong_is_refused_once(start: Callable[..., Server]) -> None:
+    """The request is in hand when its chunks turn out to be none: one answer, and nothing in the log."""
+    server = start("--size", "64", "--threads", "1")
+    for _ in range(5):
+        answer = raw(server.port, head("/v1/features", None) + b"5\r\nhello\r\nnonsense\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+    assert asks(server, picture(0)) == (200, "")
+    assert server.log == []
+
+
 def test_a_slash_too_many_is_not_found(server: Server) -> None:
     """A redirect would name whatever Host the client sent."""
     request = head("/v1/features/", 0, "Connection: close").replace(b"Host: localhost", b"Host: evil.example")

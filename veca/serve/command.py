@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
             lifespan="off",
             loop="asyncio",
             access_log=False,
-            log_level="warning",
+            log_level="error",  # not a line for every client that speaks no HTTP
             server_header=False,
             proxy_headers=False,
             # Longer than any accepted request may take, and an end even so.

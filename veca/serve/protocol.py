@@ -96,6 +96,9 @@ class GuardedProtocol(H11Protocol):
         again = "Retry-After: 1\r\n" if status == 503 else ""
         head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}"
         self.refused = True
+        if self.cycle is not None:  # a request whose body went wrong: what the app still sends is dropped
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)
         if len(self.connections) > 2 * self.max_connections:
             self.transport.close()

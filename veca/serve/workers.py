@@ -186,6 +186,8 @@ def main() -> None:
     decoder = Decoder(*bounds)
     limit_memory(BASE + PER_PIXEL * decoder.max_pixels)
     write(answers, {"ready": True})
+    for number in (1, 2):  # libraries comment on every damaged file, and anybody can send those
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     while True:
         try:
             order, body = read(orders)
