@@ -182,7 +182,7 @@ class TiffStrips:
         end = max((start + count for start, count in zip(offsets, counts, strict=True) if count), default=0)
         if end > self.file.filehandle.size:
             return f"it is cut short: its tiles end at byte {end}, the file at {self.file.filehandle.size}"
-        bits = page.bitspersample * page.samplesperpixel
+        bits = max(8, page.bitspersample) * page.samplesperpixel  # as decoded
         if not page.is_contiguous and self.band_height * self.across * wide * bits // 8 > MAX_BAND:
             size = f"{self.across * wide}×{self.band_height}"
             return f"a row of its tiles has {size} pixels, too many to decode at once; rewrite it in tiles of 512×512"
@@ -212,7 +212,11 @@ class TiffStrips:
     def _band(self, number: int) -> np.ndarray[Any, Any]:
         if self.band is None or self.band[0] != number:
             height = min(self.band_height, self.full_height - number * self.band_height)
-            band = np.zeros((height, self.full_width, self.page.samplesperpixel), self.page.dtype)
+            shape = (height, self.full_width, self.page.samplesperpixel)
+            try:
+                band = np.zeros(shape, self.page.dtype)
+            except MemoryError:
+                raise InputError(f"{self.name}: no memory for a row of its tiles, {shape[1]}×{height} pixels") from None
             for index in range(number * self.across, (number + 1) * self.across):
                 tile, left = self._tile(index)
                 if tile is not None:  # a tile that was never written is black

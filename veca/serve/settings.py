@@ -96,7 +96,7 @@ class Settings:
 
     max_bytes: Bytes = 20_000_000
     """largest upload, else 413"""
-    max_held: Bytes = 1_000_000_000
+    max_held: Bytes = 250_000_000
     """uploads, waiting pictures and unsent answers of all clients together, else 503"""
     max_pixels: int = 50_000_000
     """largest photo, checked from its header before it is decoded, else 413"""
