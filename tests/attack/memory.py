@@ -43,17 +43,20 @@ class Peak(threading.Thread):
 
     def run(self) -> None:
         while self.server.process.poll() is None:
-            self.most = max(self.most, family(self.server))
+            now = family(self.server)
+            self.most = max(self.most, now)
             time.sleep(0.02)
 
 
 def photos() -> dict[str, bytes]:
     small = np.random.default_rng(0).integers(0, 256, (40, 40, 4), dtype=np.uint8)
-    large = Image.fromarray(small).resize((7000, 7000), Image.Resampling.BICUBIC)
+    smooth, flat = (
+        Image.fromarray(small).resize((7000, 7000), way) for way in (Image.Resampling.BICUBIC, Image.Resampling.NEAREST)
+    )
     found = {}
     for kind, options in OPTIONS.items():
         file = io.BytesIO()
-        (large if kind == "PNG" else large.convert("RGB")).save(file, kind, **options)
+        (flat if kind == "PNG" else (flat if kind == "TIFF" else smooth).convert("RGB")).save(file, kind, **options)
         found[kind] = file.getvalue()
     return found
 
@@ -66,10 +69,14 @@ def main() -> None:
     time.sleep(2)
     print(f"| idle | {peak.most:.0f} |")
     for kind, body in bodies.items():
+        time.sleep(1)
         peak.most = 0.0
         status = HTTP.post(f"{server.url}/v1/features", content=body).status_code
         print(f"| {kind}, {len(body) / 1e6:.1f} MB, answered {status} | {peak.most:.0f} |", flush=True)
+    time.sleep(1)
     peak.most = 0.0
+    time.sleep(1)
+    print(f"| idle again | {peak.most:.0f} |", flush=True)
 
     def ask(body: bytes) -> int:
         return HTTP.post(f"{server.url}/v1/features?dense=true&size=1024", content=body).status_code

@@ -42,7 +42,10 @@ def children(server: Server) -> list[int]:
 
 
 def resident(process: int) -> float:
-    return int(Path(f"/proc/{process}/status").read_text().split("VmRSS:")[1].split()[0]) / 1000
+    try:
+        return int(Path(f"/proc/{process}/status").read_text().split("VmRSS:")[1].split()[0]) / 1000
+    except (OSError, IndexError):  # it has just ended
+        return 0.0
 
 
 def asks(server: Server, body: bytes, path: str = "/v1/features") -> tuple[int, str]:

@@ -26,6 +26,7 @@ from veca.serve.problems import Problem
 
 BASE = 400_000_000  # bytes of address space that a process needs before it decodes anything
 PER_PIXEL = 20  # … and for each pixel, whatever the format
+GROWN = 300_000_000  # bytes after which a process is replaced
 SPARE = 30  # seconds of computing beyond those it is given after which the system ends a process without a parent
 
 
@@ -105,7 +106,10 @@ class Worker:
         timer.start()
         try:
             write(process.stdin, order, body)
-            return read(process.stdout)
+            about, data = read(process.stdout)
+            if about.pop("last", False):
+                self.kill()
+            return about, data
         except (OSError, EOFError, ValueError):  # it is gone, or talks nonsense
             self.kill()
             if late.is_set():
@@ -194,7 +198,18 @@ def main() -> None:
         except EOFError:
             return
         limit_seconds(order["seconds"])
-        write(answers, *obey(decoder, order, body))
+        about, data = obey(decoder, order, body)
+        write(answers, {**about, "last": grown()}, data)
+
+
+def grown() -> bool:
+    """Whether this process took so much memory that another should take its place: not all of it is given back."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > GROWN
 
 
 def limit_memory(count: int) -> None:
