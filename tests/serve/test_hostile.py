@@ -154,7 +154,7 @@ def test_a_page_that_nobody_waits_for_keeps_its_place_until_it_is_built(start: C
 
 
 def test_photos_of_49_megapixels_leave_the_service_as_small_as_it_was(start: Callable[..., Server]) -> None:
-    server = start("--size", "64", "--threads", "1")
+    server = start("--size", "64", "--threads", "1", "--timeout", "3m")
     pixels = np.zeros((7000, 7000, 4), np.uint8)
     pixels[::7, ::5] = 200
     photos = []
