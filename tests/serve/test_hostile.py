@@ -120,6 +120,13 @@ def test_the_end_comes_in_time_whatever_is_being_done(start: Callable[..., Serve
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in family))
 
 
+def test_ordinary_photos_are_decoded_by_the_same_processes(server: Server) -> None:
+    before = children(server)
+    for seed in range(5):
+        assert asks(server, picture(seed)) == (200, "")
+    assert children(server) == before
+
+
 def test_decoding_ends_with_a_service_that_is_killed(start: Callable[..., Server]) -> None:
     server = start("--size", "64", "--threads", "1")
     family = children(server)

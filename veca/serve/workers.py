@@ -26,7 +26,7 @@ from veca.serve.problems import Problem
 
 BASE = 400_000_000  # bytes of address space that a process needs before it decodes anything
 PER_PIXEL = 20  # … and for each pixel, whatever the format
-GROWN = 300_000_000  # bytes after which a process is replaced
+GROWN = 200_000_000  # bytes; a process that did not give back more than these is replaced
 SPARE = 30  # seconds of computing beyond those it is given after which the system ends a process without a parent
 
 
@@ -203,13 +203,12 @@ def main() -> None:
 
 
 def grown() -> bool:
-    """Whether this process took so much memory that another should take its place: not all of it is given back."""
+    """Whether this process still holds so much memory that another should take its place."""
     try:
-        import resource
-    except ImportError:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") > GROWN
+    except OSError:  # not Linux
         return False
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > GROWN
 
 
 def limit_memory(count: int) -> None:
