@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs results wheel release clean
+.PHONY: demo test attack lint types docs results wheel release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/veca demo --out demo
@@ -26,6 +26,11 @@ docs: $(VENV)/.installed
 # QUICK=1: a small version of every step, in under ten minutes, that leaves the pages alone.
 results: $(VENV)/.installed
 	$(BIN)/python docs/reproduce.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
+# Hostile images, weights, configurations, large images, command lines and requests, for MINUTES; then one table.
+# ONLY=images SEED=123: one case again.
+attack: $(VENV)/.installed
+	cd tests && ../$(BIN)/python -m attack --minutes $(or $(MINUTES),6) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(FIRST),--first $(FIRST))
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from veca.cli import COMMANDS
+from veca.cli import COMMANDS, main
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +43,54 @@ def test_mistakes_are_one_line_and_status_2() -> None:
         assert words in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("features --bogus 1 --out y", "Unrecognized options: --bogus, 1"),
+        ("features", "--out DIR is missing"),
+        ("features x --out y --size abc", "--size: invalid literal for int"),
+        ("import a", "OUT is missing"),
+        ("features --stream a --out b --tokens float8", "invalid choice 'float8' for argument '--tokens'"),
+        ("export veca-s14 --out", "Missing value for argument '--out'"),
+        ("serve --slo 5parsec", "--slo: write it as 500ms or 2s, not '5parsec'"),
+        ("serve --max-byte 3", "perhaps you meant --max-bytes BYTES"),
+        ("distill laptop --step x", "--out PATH are missing; unrecognized options --step, x"),
+        ("finetune segment --zork", "--data DIR, --model STR are missing"),
+        ("probe classify --size", "--size"),
+        ("bench --sizes many", "--sizes"),
+        ("bench serve --clients many", "--clients"),
+        ("bench distill --zork", "--zork"),
+        ("explore --what", "--what"),
+        ("demo 1", "1"),
+        ("info a b c", "Unrecognized options: b, c"),
+    ],
+)
+def test_wrong_arguments_are_one_plain_line(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(arguments.split()) == 2
+    out, printed = capsys.readouterr()
+    assert out == ""
+    assert len(printed.splitlines()) == 1, printed
+    assert said in printed
+    assert "--help" in printed
+    assert "│" not in printed
+    assert os.environ["COLUMNS"] == "40"
+
+
+def test_an_argument_of_any_bytes_is_one_line() -> None:
+    for words in (
+        (b"features", b"\xff.jpg", b"--out", b"out"),
+        (b"info", b"\xfe"),
+        (b"\xfd",),
+        (b"features", b"--\xff"),
+    ):
+        done = subprocess.run([sys.executable.encode(), b"-m", b"veca.cli", *words], capture_output=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_disk_that_refuses_is_one_line_and_status_2(tmp_path: Path) -> None:

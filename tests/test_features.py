@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 
 import veca
+from veca.cli import main as run_command
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
 from veca.features import PENDING, Decoded, batches, find_images, main
@@ -165,6 +167,42 @@ def test_killed_in_the_middle_and_resumed(model: Path, tmp_path: Path) -> None:
         check(out, row, loaded, dense=False)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_workers_end_with_a_run_that_is_killed(model: Path, tmp_path: Path) -> None:
+    """Large pictures fill the queue, so that the workers wait for a reader who is gone."""
+    top, out = tmp_path / "photos", tmp_path / "out"
+    top.mkdir()
+    for number in range(40):
+        photo(number).resize((600, 600)).save(top / f"{number}.png")
+    arguments = (top, "--out", out, "--model", model, "--size", 592, "--cores", 8, "--batch", 1, "--workers", 3)
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def workers() -> list[int]:
+        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if str(out) in text(path)]
+
+    def text(path: Path) -> str:
+        try:
+            return path.read_text()
+        except OSError:
+            return ""
+
+    try:
+        wait_for(lambda: (out / "index.jsonl").exists() and (out / "index.jsonl").read_bytes().count(b"\n") > 2)
+        assert len(workers()) == 4
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not workers())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in a minute")
+
+
 def test_run_again_does_only_what_is_missing(
     photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,5 +347,87 @@ def test_an_index_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
         FeatureFolder(out, {}).__enter__()
     assert index.read_text() == "the user's own\nfile\n"
     (out / "settings.json").write_text("{")
-    with pytest.raises(InputError, match="is not readable"):
+    with pytest.raises(InputError, match="is damaged: not JSON"):
         FeatureFolder(out, {}).__enter__()
+
+
+WAITS_INSIDE = """
+import sys, time
+from veca.errors import InputError
+from veca.feature_folder import FeatureFolder
+try:
+    with FeatureFolder(sys.argv[1], {"seed": sys.argv[2]}):
+        print("inside", flush=True)
+        sys.stdin.read()
+except InputError as error:
+    print(error, flush=True)
+"""
+
+
+def test_of_two_first_runs_one_proceeds(tmp_path: Path) -> None:
+    """Both begin in a folder that is not there; the second must not replace what the first has locked."""
+    for round_ in range(5):
+        words = [sys.executable, "-c", WAITS_INSIDE, str(tmp_path / str(round_))]
+        runs = [
+            subprocess.Popen([*words, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for seed in range(3)
+        ]
+        said = [run.stdout.readline() for run in runs if run.stdout is not None]
+        for run in runs:
+            run.communicate()
+        assert sorted("another run is writing" in line for line in said) == [False, True, True], said
+
+
+@pytest.mark.parametrize("damage", [b"[" * 100_000, b"[]", b"\xff\xfe", b"{", b"null"])
+def test_a_damaged_folder_is_one_line(damage: bytes, tmp_path: Path) -> None:
+    with FeatureFolder(tmp_path / "out", {"size": 3}) as folder:
+        folder.add(Path("/a.jpg"), {"cls": np.ones(3)}, (1, 1), (1, 1))
+    for name in ("settings.json", "index.jsonl"):
+        path = tmp_path / "out" / name
+        content = path.read_bytes()
+        path.write_bytes(damage + b"\n")
+        with pytest.raises(InputError, match=name), FeatureFolder(tmp_path / "out", {"size": 3}):
+            pass
+        path.write_bytes(content)
+    with FeatureFolder(tmp_path / "out", {"size": 3}) as folder:
+        assert folder.has(Path("/a.jpg"))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 200])
+def test_features_that_the_disk_lost_are_made_again(keep: int, tmp_path: Path) -> None:
+    with FeatureFolder(tmp_path / "out", {"size": 3}) as folder:
+        folder.add(Path("/a.jpg"), {"cls": np.ones(300)}, (1, 1), (1, 1))
+        written = tmp_path / "out" / folder.output(Path("/a.jpg"))
+    written.write_bytes(written.read_bytes()[:keep])
+    with FeatureFolder(tmp_path / "out", {"size": 3}) as folder:
+        assert not folder.has(Path("/a.jpg"))
+
+
+def test_names_of_any_bytes(model: Path, tmp_path: Path) -> None:
+    top, out = tmp_path / "photos", tmp_path / "out"
+    top.mkdir()
+    photo(0).save(top / "a.png")
+    (top / "a.png").rename(os.fsdecode(os.fsencode(top) + b"/\xff\xfe [bold].png"))
+    (top / "two\nlines.png").write_bytes(b"no image")
+    run = subprocess.run(command(top, *options(model, out)), capture_output=True, timeout=120)
+    assert run.returncode == 1, run.stderr
+    assert b"1 images done, 1 could not be read" in run.stdout
+    assert b"two\\nlines.png" in run.stderr
+    assert b"Traceback" not in run.stderr
+    again = subprocess.run(command(top, *options(model, out)), capture_output=True, timeout=120)
+    assert b"1 were there before" in again.stdout
+    streamed = subprocess.run(
+        command("--stream", *top.glob("*bold*"), "--out", tmp_path / "s", "--model", model, "--cores", CORES),
+        capture_output=True,
+        timeout=120,
+    )
+    assert streamed.returncode == 0, streamed.stderr
+
+
+def test_a_place_that_takes_no_folder_is_one_line(
+    photos: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["features", str(photos), "--model", str(model), "--out", "/proc/veca", "--cores", "8"]) == 2
+    printed = capsys.readouterr().err
+    assert "cannot write /proc/veca" in printed
+    assert len(printed.splitlines()) == 1

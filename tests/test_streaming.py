@@ -28,6 +28,7 @@ from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.images import open_image, to_tensor
 from veca.model import Veca, VecaOutput
+from veca.strips import open_strips
 
 SMALL = {"depth": 3, "width": 48, "heads": 2, "bank": 16}
 VARIANTS = {
@@ -568,3 +569,64 @@ def test_a_file_that_is_too_small_is_named(tmp_path: Path) -> None:
     Image.new("RGB", (1, 1)).save(tmp_path / "one.png")
     with pytest.raises(InputError, match=r"one\.png: 1×1 is smaller than a patch of 16×16"):
         small().stream(tmp_path / "one.png")
+
+
+@pytest.mark.parametrize("compression", [None, "deflate", "jpeg"])
+def test_a_tiff_cut_at_the_border_of_a_tile_is_refused(compression: str | None, tmp_path: Path) -> None:
+    """Its missing tiles used to be black. A tile that was never written, whose length is 0, still is."""
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
+    path = tmp_path / "cut.tif"
+    tifffile.imwrite(path, pixels, tile=(32, 32), compression=compression, photometric="rgb")
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        starts, places = page.dataoffsets, page.tags["TileByteCounts"].valueoffset
+        size = {3: 2, 4: 4}[int(page.tags["TileByteCounts"].dtype)]
+    whole = path.read_bytes()
+    for start in starts[1:]:
+        path.write_bytes(whole[:start])
+        with pytest.raises(InputError, match="it is cut short"):
+            small().stream(path)
+    if compression:  # a plain file is one run of values
+        path.write_bytes(whole[: places + 5 * size] + bytes(size) + whole[places + 6 * size : starts[5]])
+        with open_strips(path, 16) as strips:
+            last = strips.read(64, 96)[0, :, :, 32:]
+        assert (last == last[:, :1, :1]).all()
+
+
+def test_hostile_large_images_are_one_line(tmp_path: Path) -> None:
+    """Damaged tags, lying headers: each is an image or an InputError of one line, and nothing else."""
+    from attack.large import hostile_large
+
+    refused = 0
+    for seed in range(400):
+        suffix, data = hostile_large(seed)
+        path = tmp_path / f"image{suffix}"
+        path.write_bytes(data)
+        try:
+            with open_strips(path, 16) as strips:
+                assert strips.read(0, 16).shape == (1, 3, 16, strips.width)
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert 100 < refused < 400
+
+
+def test_what_cannot_be_written_is_refused_before_any_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small().save(tmp_path / "model")
+    np.save(tmp_path / "image.npy", np.zeros((64, 64, 3), np.uint8))
+    (tmp_path / "file").write_text("here already")
+    (tmp_path / "out/image.npy.npy").mkdir(parents=True)
+    np.lib.format.open_memmap(tmp_path / "huge.npy", "w+", np.uint8, (2**22, 2**20, 3))  # a file with a hole
+    monkeypatch.setattr(Veca, "stream", None)
+    for name, out, said in [
+        ("image.npy", "file", "is a file, not a folder"),
+        ("image.npy", "out", "is a folder, not a file"),
+        ("huge.npy", "new", "its features need"),
+    ]:
+        arguments = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / out), "--cores", "8"]
+        assert run_command(["features", "--stream", str(tmp_path / name), *arguments]) == 2
+        printed = capsys.readouterr().err
+        assert said in printed
+        assert len(printed.strip().splitlines()) == 1

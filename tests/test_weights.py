@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import veca
@@ -439,3 +441,116 @@ def test_checksum_is_of_the_stored_bytes() -> None:
 
     tensor = torch.tensor([1.0, -2.5], dtype=torch.bfloat16)
     assert checksum(tensor) == zlib.crc32(b"\x80\x3f\x20\xc0")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(folder: Path, model: Veca, value: float) -> None:
+    with torch.no_grad():
+        model.blocks[1].fc2.weight[3, 5] = value
+    model.save(folder)
+    refused(folder, r"tensor blocks\.1\.fc2\.weight has values that are not finite")
+
+
+def test_weights_too_large_for_the_type_they_are_loaded_in_are_refused(folder: Path, model: Veca) -> None:
+    with torch.no_grad():
+        model.norm.weight[0] = 1e6
+    model.save(folder)
+    assert veca.load(folder).norm.weight[0] == 1e6
+    with pytest.raises(veca.InputError, match=r"tensor norm\.weight has values that are not finite in float16"):
+        veca.load(folder, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_norm_that_is_none_is_refused(eps: float) -> None:
+    with pytest.raises(veca.InputError, match="norm_eps must lie in"):
+        VecaConfig(norm_eps=eps)
+    with pytest.raises(veca.InputError, match="leaves no MLP"):
+        VecaConfig(mlp_ratio=1e-9)
+
+
+def test_configuration_and_types_are_under_a_checksum(folder: Path) -> None:
+    """A changed setting, a missing checksum or another type of the same size: each loads as a whole file otherwise."""
+    path = folder / "model.safetensors"
+    save(veca.load(folder), folder, dtype=torch.float16)
+    content = path.read_bytes()
+    for old, new in [
+        (rb"\"norm_eps\": 1e-05", rb"\"norm_eps\": 1e-03"),
+        (rb"\"norm.weight\": ", rb"\"norm.weighs\": "),
+        (b'"norm.weight":{"dtype":"F16"', b'"norm.weight":{"dtype":"BF16"'),
+    ]:
+        assert content.count(old) == 1
+        changed = content.replace(old, new)
+        start = int.from_bytes(content[:8], "little") + len(new) - len(old)
+        path.write_bytes(start.to_bytes(8, "little") + changed[8:])
+        refused(path, "its configuration or list of tensors does not match its checksum")
+    path.write_bytes(content)
+    veca.load(path)
+
+
+def test_files_without_checksums_load(folder: Path, model: Veca) -> None:
+    """Those of earlier editions have one per tensor; those of others none."""
+    path = folder / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        text = file.metadata()["veca"]
+    for metadata in ({"veca": text}, {}):
+        save_file(load_file(path), path, metadata=metadata)
+        assert same(veca.load(folder), model)
+
+
+def test_brackets_in_brackets_are_one_line(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"veca": 100_000 * "["})
+    refused(folder, "not a readable safetensors file")
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(100_000 * "[")
+    refused(folder, "is not readable JSON")
+
+
+def archive(path: Path, program: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> Path:
+    """An archive of torch.save with another program in it."""
+    torch.save({"student": torch.zeros(8)}, path)
+    with zipfile.ZipFile(path) as file:
+        records = {record.filename: file.read(record) for record in file.infolist()}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in records.items():
+            file.writestr(name, program if program and name.endswith("data.pkl") else content)
+    return path
+
+
+def memory_to_refuse(path: Path, message: str) -> float:
+    """Megabytes that a process grows by while it refuses the file."""
+    script = (
+        "import resource, sys, veca\n"
+        "veca.create_model('veca_tiny', depth=1)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3\n"
+        "before = peak()\n"
+        "try: veca.load(sys.argv[1])\n"
+        "except veca.InputError as error: print(peak() - before, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=120)
+    grown, _, said = done.stdout.partition(" ")
+    assert message in said, done.stdout + done.stderr
+    return float(grown)
+
+
+def test_a_small_checkpoint_cannot_ask_for_much(tmp_path: Path) -> None:
+    gigabyte = b"(J\x00\x00\x00\x40tR."
+    for program in (b"\x80\x02cbuiltins\nbytearray\n", b"\x80\x02ctorch\nFloatTensor\n"):
+        path = archive(tmp_path / "small.pt", program + gigabyte)
+        assert memory_to_refuse(path, "cannot be read as weights: it calls") < 100
+        path.write_bytes(program + gigabyte)  # as before PyTorch 1.6
+        assert memory_to_refuse(path, "is not an archive as torch.save writes it") < 100
+    torch.save({f"blocks.{n}.fc2.weight": torch.zeros(1).expand(4096, 4096) for n in range(12)}, path)
+    assert path.stat().st_size < 30_000
+    assert memory_to_refuse(path, "bytes of weights but holds") < 100
+    archive(path, b"\x80\x02" + 10**8 * b"0", zipfile.ZIP_DEFLATED)
+    assert memory_to_refuse(path, "it is compressed") < 100
+
+
+def test_a_setting_that_never_ends_is_cut_short(shared: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(shared / "reference/tiny_official.pt", weights_only=True)
+    endless: list[object] = []
+    for _ in range(64):
+        endless = [endless, endless]
+    torch.save({**checkpoint, "config": {**checkpoint["config"], "mlp_ratio": endless}}, tmp_path / "theirs.pt")
+    refused(tmp_path / "theirs.pt", "mlp_ratio = .* is not a number")

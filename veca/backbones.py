@@ -113,7 +113,7 @@ def is_veca(source: str) -> bool:
         return path.is_dir()  # weights without a config can only be ours; an unknown hub id is left to transformers
     try:
         kind = json.loads(config.read_text(encoding="utf-8")).get("model_type", "veca")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{config}: not a model's config ({error})") from None
     return bool(kind == "veca")
 

@@ -5,13 +5,22 @@ veca features photos/ --out features/        veca --help
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
+import inspect
+import io
+import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from veca.errors import InputError
+
+T = TypeVar("T")
 
 # name: (module, function, one line of help). The function's docstring and typed arguments are its own --help.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -33,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 # What a disk answers when it is full or broken, when this user may not do that there, or when something else is there.
 REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
-    errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+    errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.EINVAL,
 )  # fmt: skip
 
 
@@ -53,6 +62,52 @@ def usage() -> str:
     )
 
 
+def parse(settings: Callable[..., T], arguments: Sequence[str], prog: str) -> T:
+    """The settings that arguments ask for, by tyro; --help shows the docstring whole, examples and all.
+
+    Of a wrong argument tyro prints a box of five lines or more; here it becomes one line, as every mistake does.
+    """
+    import tyro
+
+    about = inspect.getdoc(settings)
+    if {"-h", "--help"} & set(arguments):
+        return tyro.cli(settings, args=arguments, prog=prog, description=about)
+    printed, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100000"  # so wide that no word is broken in two
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(settings, args=arguments, prog=prog, description=about)
+    except SystemExit:
+        raise InputError(f"{in_one_line(printed.getvalue())}; see {prog} --help") from None
+    finally:
+        del os.environ["COLUMNS"]
+        if width is not None:
+            os.environ["COLUMNS"] = width
+
+
+def in_one_line(box: str) -> str:
+    """What a box of tyro's says: its first part, and the names that it lists after it."""
+    lines = [line[2:-2].rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:-1]]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and set(line) <= {"─", "-"}:
+            parts.append([])
+        elif not line.startswith(8 * " ") and not line.startswith(("Argument helptext", "For full helptext")):
+            parts[-1].append(line)
+    said = []
+    for part in parts:
+        title, names = " ".join(line for line in part if line[:1] != " "), [line.strip() for line in part[1:]]
+        if title.startswith("Missing from"):
+            said.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing")
+        elif title.startswith(("Perhaps you meant", "Unrecognized options:")) and names:
+            said.append(f"{title.rstrip(':').lower()} {', '.join(names)}")
+        elif title and not said:
+            # Where several types were tried, what the last of them says is what a person can use.
+            first, _, tried = title.partition(" no type matching")
+            said.append(f"{first} {tried.rsplit(']: ', 1)[-1]}" if tried else title)
+    return "; ".join(" ".join(text.split()).rstrip(".") for text in said)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; a user's mistake becomes one line on stderr and exit status 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -64,6 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"veca {__version__}")
         return 0
+    for output in (sys.stdout, sys.stderr):  # a file's name may hold any bytes
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # comments on damaged tags, one an image, help nobody
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the same; what matters becomes our one line
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"veca: no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from reprlib import repr as short
 from typing import Any, Literal
 
 from veca.errors import InputError
@@ -60,11 +61,11 @@ class VecaConfig:
             if name == "out_width" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise InputError(f"VecaConfig.{name} must be a whole number from 1 to {limit}, not {value!r}")
+                raise InputError(f"VecaConfig.{name} must be a whole number from 1 to {limit}, not {short(value)}")
         for name in ("mlp_ratio", "norm_eps", "rope_zero_fraction"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise InputError(f"VecaConfig.{name} must be a number, not {value!r}")
+                raise InputError(f"VecaConfig.{name} must be a number, not {short(value)}")
         if self.width % self.heads or self.head_width % 4:
             raise InputError(
                 f"VecaConfig.width must be a multiple of 4 × heads (rotary positions turn pairs of channels along two "
@@ -72,13 +73,17 @@ class VecaConfig:
             )
         if not 0 < self.mlp_ratio <= 64:
             raise InputError(f"VecaConfig.mlp_ratio must lie in (0, 64], not {self.mlp_ratio!r}")
+        if self.hidden_width < 1:
+            raise InputError(f"VecaConfig.mlp_ratio {self.mlp_ratio!r} of width {self.width} leaves no MLP")
+        if not 0 < self.norm_eps <= 1:
+            raise InputError(f"VecaConfig.norm_eps must lie in (0, 1], not {self.norm_eps!r}")
         if not 0 <= self.rope_zero_fraction <= 1:
             raise InputError(f"VecaConfig.rope_zero_fraction must lie in [0, 1], not {self.rope_zero_fraction!r}")
         for name, choices in (("attention", ("core", "dense")), ("mlp", ("swiglu", "gelu"))):
             if getattr(self, name) not in choices:
-                raise InputError(f"VecaConfig.{name} must be one of {choices}, not {getattr(self, name)!r}")
+                raise InputError(f"VecaConfig.{name} must be one of {choices}, not {short(getattr(self, name))}")
         if self.positions not in ("rope", "table"):
-            raise InputError(f"VecaConfig.positions must be 'rope' or 'table', not {self.positions!r}")
+            raise InputError(f"VecaConfig.positions must be 'rope' or 'table', not {short(self.positions)}")
 
     @property
     def head_width(self) -> int:  # d
@@ -108,9 +113,11 @@ class VecaConfig:
         if not isinstance(values, dict):
             raise InputError(f"the model's config is a {type(values).__name__}, not a table of settings")
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(map(str, set(values) - known))
         if unknown:
-            raise InputError(f"unknown settings in the model's config: {', '.join(unknown)}; known: {sorted(known)}")
+            raise InputError(
+                f"unknown settings in the model's config: {', '.join(map(short, unknown[:5]))}; known: {sorted(known)}"
+            )
         return cls(**values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from veca.analysis.drawing import Picture, Sheet
 from veca.analysis.projection import colours, project, unit
+from veca.cli import parse
 from veca.errors import require
 from veca.files import write_json
 from veca.images import open_image, preprocess
@@ -42,7 +42,7 @@ class Demo:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Demo, args=arguments, prog="veca demo", description=inspect.getdoc(Demo))
+    settings = parse(Demo, arguments, "veca demo")
     console = Console()
     model, weights = demo_model()
     console.print(f"Weights: {weights}", highlight=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import io
 import json
 import logging
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from veca._version import __version__
 from veca.block import Attention, Block, probabilities
+from veca.cli import parse
 from veca.errors import InputError, require
 from veca.files import whole_file
 from veca.images import MEAN, STD, open_image, preprocess
@@ -76,7 +76,7 @@ class Agreement(NamedTuple):
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Settings, args=arguments, prog="veca export", description=inspect.getdoc(Settings))
+    settings = parse(Settings, arguments, "veca export")
     if settings.out.suffix != ".onnx":
         raise InputError(f"--out is an .onnx file, not {settings.out}")
     for module in ("onnx", "onnxscript", "onnxruntime"):

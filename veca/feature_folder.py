@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zipfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -16,12 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from veca.errors import InputError
-from veca.files import refuse_file, whole_file, write_json, write_text
-
-try:
-    import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
+from veca.files import lock_folder, read_json, refuse_file, whole_file, write_json, write_text
 
 
 class FeatureFolder:
@@ -35,27 +32,23 @@ class FeatureFolder:
     def __init__(self, folder: str | Path, settings: dict[str, Any]) -> None:
         self.folder, self.settings = Path(folder), settings
         self.done: set[str] = set()
-        self._lock: IO[str] | None = None
+        self._open = ExitStack()
         self._index: IO[str] | None = None
 
     def __enter__(self) -> FeatureFolder:
         refuse_file(self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._take()
+        with ExitStack() as stack:
+            stack.enter_context(lock_folder(self.folder))
+            self._check()
             self._clean()
-            self._index = open(self.index_path, "a", encoding="utf-8")
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            self._index = stack.enter_context(open(self.index_path, "a", encoding="utf-8"))
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._index, self._lock):
-            if file is not None:
-                file.close()
+        self._open.close()
 
     @property
     def index_path(self) -> Path:
@@ -86,24 +79,14 @@ class FeatureFolder:
         self._index.write(json.dumps(row) + "\n")  # ASCII: a path of any bytes is written, and read back the same
         self._index.flush()
 
-    def _take(self) -> None:
-        """Claim the folder for this run, and check that what is in it was made the same way."""
+    def _check(self) -> None:
+        """What is in the folder was made the same way; in a new one, write how."""
         path = self.folder / "settings.json"
         if not path.exists():
             if self.index_path.exists():
                 raise InputError(f"{self.folder} has an index but no settings.json; use another --out")
             write_json(path, self.settings)
-        # A record lock belongs to this process alone: it ends with it, however it ends, and no worker inherits it.
-        self._lock = open(path, "r+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        if fcntl is not None:
-            try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"another run is writing to {self.folder}; wait, or use another --out") from None
-        try:
-            before = json.loads(self._lock.read())
-        except ValueError:
-            raise InputError(f"{path} is not readable; use another --out") from None
+        before = read_json(path)
         # The model's name may differ as long as its weights are the same.
         changed = [name for name in self.settings if name != "model" and before.get(name) != self.settings[name]]
         if changed:
@@ -118,19 +101,27 @@ class FeatureFolder:
             partial.unlink()
         if not self.index_path.exists():
             return
-        kept, lines = [], self.index_path.read_text(encoding="utf-8").split("\n")
+        kept, lines = [], self.index_path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
+                text = line.decode()
+                row = json.loads(text)
                 path, output = row["path"], row.get("output")
-            except (ValueError, KeyError, TypeError, AttributeError):
+                whole = output is not None and self._is_whole(Path(path), output)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 if number < len(lines):
-                    raise InputError(f"{self.index_path} line {number} is not a row of an index") from None
+                    raise InputError(
+                        f"{self.index_path} line {number} is not a row of an index; remove it, or use another --out"
+                    ) from None
                 break  # the last: empty, or cut short
-            if output is not None and path not in self.done and (self.folder / output).is_file():
-                kept.append(line)
+            if whole and path not in self.done:
+                kept.append(text)
                 self.done.add(path)
         write_text(self.index_path, "".join(f"{line}\n" for line in kept))
+
+    def _is_whole(self, path: Path, output: str) -> bool:
+        """Whether the features are there; a disk that failed may have left an empty file, or half of one."""
+        return output == self.output(path) and zipfile.is_zipfile(self.folder / output)
 
 
 def _digest(path: Path | str) -> str:

@@ -9,7 +9,6 @@ A row is written after its .npz is in place, so whatever the index lists is whol
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import warnings
@@ -29,6 +28,7 @@ from rich.text import Text
 from torch.utils.data import DataLoader, Dataset
 
 from veca.backbones import weights_digest
+from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
@@ -36,6 +36,7 @@ from veca.folders import refuse_special, walk
 from veca.images import SUFFIXES, open_image, resize_to_patches, to_tensor
 from veca.model import Veca, VecaOutput
 from veca.weights import load
+from veca.workers import end_with_parent
 
 PENDING = 4  # batches' worth of decoded images that may wait for others of their grid
 
@@ -117,7 +118,7 @@ def main(arguments: list[str]) -> int:
 
         return main_stream(arguments)
     # As the description the docstring is shown whole; by itself tyro would leave the examples out.
-    settings = tyro.cli(Settings, args=arguments, prog="veca features", description=inspect.getdoc(Settings))
+    settings = parse(Settings, arguments, "veca features")
     for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
         if getattr(settings, name) < least:
             raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
@@ -143,7 +144,10 @@ def main(arguments: list[str]) -> int:
         + (f", {len(failed)} could not be read:" if failed else "")
     )
     for item in failed:
-        print(f"  {item.path}: {item.error}", file=sys.stderr)
+        print(
+            f"  {str(item.path)!r}: {item.error}" if "\n" in str(item.path) else f"  {item.path}: {item.error}",
+            file=sys.stderr,
+        )
     return 1 if failed else 0
 
 
@@ -172,6 +176,7 @@ def decode(paths: list[Path], patch_size: int, settings: Settings) -> Iterator[D
         num_workers=min(settings.workers, len(paths)),
         collate_fn=_as_it_is,
         prefetch_factor=4 if settings.workers else None,
+        worker_init_fn=end_with_parent,
     )
     try:
         yield from loader

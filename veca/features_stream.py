@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -12,12 +12,16 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
-from veca.files import whole_file
+from veca.files import refuse_file, whole_file
+from veca.images import image_size
 from veca.model import Veca
+from veca.strips import TIFF, open_strips
 from veca.weights import load
 
 
@@ -55,21 +59,20 @@ class StreamSettings:
 
 
 def main(arguments: list[str]) -> int:
-    settings = tyro.cli(
-        StreamSettings,
-        args=[argument for argument in arguments if argument != "--stream"],
-        prog="veca features --stream",
-        description=inspect.getdoc(StreamSettings),
+    settings = parse(
+        StreamSettings, [argument for argument in arguments if argument != "--stream"], "veca features --stream"
     )
     if not settings.paths:
         raise InputError("name at least one image to stream")
     if len({path.name for path in settings.paths}) < len(settings.paths):
         raise InputError("two of the images have the same name; stream them to different folders")
+    refuse_file(settings.out)
     from veca.features import no_memory
 
     model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
     for path in settings.paths:
         try:
+            check_room(model, path, settings)
             stream_one(model, path, settings)
         except OSError as error:  # disk full, no permission
             raise InputError(f"cannot write {error.filename or settings.out}: {error.strerror or error}") from error
@@ -80,6 +83,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def check_room(model: Veca, path: Path, settings: StreamSettings) -> None:
+    """What will be written has a place and room on the disk: known now, not after the last layer."""
+    settings.out.mkdir(parents=True, exist_ok=True)
+    for suffix in (".npy", ".npz"):
+        if (there := settings.out / f"{path.name}{suffix}").is_dir():
+            raise InputError(f"{there} is a folder, not a file; use another --out")
+    if path.suffix.lower() in (*TIFF, ".npy"):
+        with open_strips(path, model.patch_size) as strips:
+            width, height = strips.width, strips.height
+    else:
+        width, height = image_size(path)
+    patches = (width // model.patch_size) * (height // model.patch_size)
+    needed = patches * model.config.feature_width * (2 if settings.tokens == "float16" else 4)
+    free = shutil.disk_usage(settings.out).free
+    if needed > free:
+        raise InputError(
+            f"{path}: its features need {needed / 1e9:.1f} GB, and {settings.out} has {free / 1e9:.1f} GB left"
+        )
+
+
 def stream_one(model: Veca, path: Path, settings: StreamSettings) -> None:
     began = time.monotonic()
     dense = settings.out / f"{path.name}.npy"
@@ -88,7 +111,7 @@ def stream_one(model: Veca, path: Path, settings: StreamSettings) -> None:
         task = bar.add_task("patches", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{path.name}: {what}", completed=done, total=total)
+            bar.update(task, description=escape(f"{path.name}: {what}"), completed=done, total=total)
 
         result = model.stream(
             path,

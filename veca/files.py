@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
 from veca.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # How safetensors and PyTorch say that a write failed.
 WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
@@ -25,16 +31,18 @@ WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place on success, remove it on any failure."""
     path = Path(path)
+    if path.name in ("", ".."):
+        raise InputError(f"{str(path)!r} is no name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     # The original suffix is kept, because numpy, PIL and matplotlib choose a format by it.
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+    mark = open(temporary, "xb")  # noqa: SIM115  (held until the end; an ordinary file, whose mode the umask decides)
+    if not _lock(mark):
+        mark.close()
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; users expect ordinary ones
         temporary.replace(path)
     except (RuntimeError, SafetensorError) as error:  # the writers of PyTorch and safetensors hide what the disk said
         if shutil.disk_usage(path.parent).free < 64 << 20:
@@ -44,6 +52,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+        mark.close()
 
 
 @contextmanager
@@ -51,10 +60,10 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`, on failure it vanishes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary.mkdir()
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one aside first
             old = temporary.with_suffix(".old")
             path.rename(old)
@@ -64,6 +73,29 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote left in a folder; not what is being written now."""
+    for partial in folder.glob(".*.partial*"):
+        with contextlib.suppress(OSError), open(partial, "rb") as file:
+            if _lock(file):
+                partial.unlink()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Refuse a folder to which another process is writing; the lock is the process's own, and ends with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file of its own, which nobody replaces; a record lock, which no worker inherits.
+    with open(folder / ".lock", "a") as file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # a disk that knows no locks must not end the run
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise InputError(f"another run is writing to {folder}; wait, or use another --out") from None
+        yield
 
 
 def refuse_file(out: str | Path) -> None:
@@ -78,6 +110,17 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not text in UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A table of settings; what is damaged in whatever way is an InputError."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is damaged: not JSON") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is damaged: a {type(value).__name__}, not a table of settings")
+    return value
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -102,7 +145,11 @@ def _digest(file: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     return digest.hexdigest()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _lock(file: IO[bytes]) -> bool:
+    """Whether the file is ours: no living process holds it (where the system can tell)."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fcntl is not None
+    except OSError:  # somebody else's, or a file system without locks
+        return False

@@ -6,28 +6,32 @@ What is decided here, so that every command sees the same picture:
 - EXIF rotation is applied. Of an animation or a multi-page file the first frame is taken.
 - Transparency is laid on white. Colour profiles are ignored. CMYK becomes RGB by Pillow's plain formula.
 - 16-bit values 0…65535 are scaled to 0…255 (divided by 257, rounded); floats must lie in 0…1 and are scaled by 255.
-- An image with more than `max_pixels` pixels is refused from its header, before anything is decoded.
+- An image with more than `max_pixels` pixels is refused from its header, before anything is decoded; so is one that
+  costs far more to decode than its pixels do (`veca.costly`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
-import torch
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
+from veca.costly import why_costly
 from veca.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in 0…1
 STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 2**28  # 16384 × 16384, 0.8 GB as decoded RGB; every function here takes another limit (None: no limit)
+BAND = 256  # rows
 
 # Pillow reads more, but some of those start other programs (EPS) or hide a second image in the first (ICO, ICNS).
 Image.init()
@@ -51,7 +55,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}
-_limit_lock = threading.Lock()
 
 
 def preprocess(
@@ -114,6 +117,8 @@ def short_side_size(width: int, height: int, size: int, name: str = "image") -> 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:  # 3×H×W float32
     """An 8-bit RGB image in ImageNet's normalisation."""
+    import torch  # here: processes that only decode are a fifth of the size without it
+
     if image.mode != "RGB":
         image = open_image(image, max_pixels=None)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
@@ -171,14 +176,20 @@ def _read(file: Any, name: str, max_pixels: int | None) -> Image.Image:
 def open_header(file: Any, name: str) -> Image.Image:
     """An image of which only the header was read: its size is known, and nothing is decoded yet."""
     try:
-        with _no_pillow_limit():
-            return Image.open(file, formats=FORMATS)
+        file.seek(0)
+        prefix = file.read(16)
+        # As Image.open does, but for its limit of pixels: that one is global, and ours is told the caller's.
+        for factory, accepts in (Image.OPEN[kind] for kind in FORMATS):
+            with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+                accepted = accepts is None or accepts(prefix)
+                if accepted and not isinstance(accepted, str):  # which is a reason why not
+                    file.seek(0)
+                    return factory(file, "")
     except UnidentifiedImageError:
-        raise InputError(
-            f"{name}: not an image this can read ({', '.join(FORMATS)}), or its header is damaged"
-        ) from None
+        pass
     except Exception as error:  # hostile bytes: OSError, SyntaxError, struct.error, IndexError, …
         raise InputError(f"{name}: damaged image ({_line(error)})") from None
+    raise InputError(f"{name}: not an image this can read ({', '.join(FORMATS)}), or its header is damaged")
 
 
 def _load(image: Image.Image, name: str, max_pixels: int | None) -> None:
@@ -189,7 +200,11 @@ def _load(image: Image.Image, name: str, max_pixels: int | None) -> None:
             f"if you trust it, raise max_pixels"
         )
     try:
+        if isinstance(image, ImageFile.ImageFile) and image.fp is not None and (costly := why_costly(image, image.fp)):
+            raise InputError(f"{name}: {costly}")
         image.load()
+    except InputError:
+        raise
     except Exception as error:  # the same
         raise InputError(f"{name}: damaged or truncated image ({_line(error)})") from None
 
@@ -218,12 +233,18 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode == "F":
         return _from_array(np.asarray(image), name)
     try:
-        if image.has_transparency_data:
-            layer = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-        return image.convert("RGB")
+        return _on_white(image) if image.has_transparency_data else image.convert("RGB")
     except ValueError as error:
         raise InputError(f"{name}: cannot turn mode {image.mode} into RGB ({_line(error)})") from None
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Transparency laid on white, a band at a time: of a large photo, three whole copies would be a gigabyte."""
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, BAND):
+        layer = image.crop((0, top, image.width, min(top + BAND, image.height))).convert("RGBA")
+        whole.paste(Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB"), (0, top))
+    return whole
 
 
 def _from_array(array: np.ndarray[Any, Any], name: str = "array") -> Image.Image:
@@ -244,17 +265,6 @@ def _from_array(array: np.ndarray[Any, Any], name: str = "array") -> Image.Image
     elif array.dtype != np.uint8:
         raise InputError(f"{name}: image values must be uint8, uint16 or floats in 0 to 1, not {array.dtype}")
     return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), name)
-
-
-@contextmanager
-def _no_pillow_limit() -> Iterator[None]:
-    """Our limit replaces Pillow's while a header is read: theirs is global, and only warns up to twice its value."""
-    with _limit_lock:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
 
 
 def _name(source: Source) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ import torch
 import tyro
 
 from veca.backbones import is_veca
+from veca.cli import parse
 from veca.model import Veca
 from veca.weights import load
 
@@ -53,7 +53,7 @@ def convert_teacher(source: str, **overrides: object) -> Veca:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Import, args=arguments, prog="veca import", description=inspect.getdoc(Import))
+    settings = parse(Import, arguments, "veca import")
     if is_veca(settings.source):
         model = load(settings.source)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from veca.bench.flops import dino_flops, veca_flops
+from veca.cli import parse
 from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 from veca.files import write_json
@@ -76,7 +76,7 @@ def flops_row(config: VecaConfig, size: int, budgets: list[int]) -> dict[str, An
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Info, args=arguments, prog="veca info", description=inspect.getdoc(Info))
+    settings = parse(Info, arguments, "veca info")
     if settings.model is None:
         print(f"trained, for veca.load:          {', '.join(bundled_models()) or 'none in this build'}")
         print(f"sizes, for veca.create_model:    {', '.join(MODELS)}")

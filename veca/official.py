@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
     """Their configuration as ours: shapes speak for themselves, the rest is honoured where it is given."""
     given: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
     unsupported = [
-        f"{name}={given[name]!r}"
+        f"{name}={short(given[name])}"
         for name, only in (("patch_embed_use_ln", False), ("rope_zero_freqs_from", "low"), ("in_channels", 3))
         if given.get(name, only) != only
     ]
@@ -71,7 +72,7 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
     numbers = ("mlp_ratio", "num_heads", "rope_p_zero_freqs")
     odd = next((name for name in numbers if type(given.get(name, 0)) not in (int, float)), None)
     if odd:
-        raise InputError(f"the checkpoint's config says {odd} = {given[odd]!r}, which is not a number")
+        raise InputError(f"the checkpoint's config says {odd} = {short(given[odd])}, which is not a number")
     width, _, patch_size, _ = tensors["patch_embed.proj.weight"].shape
     blocks = [int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))]
     first = tensors.get("blocks.0.fc2.weight")
@@ -93,5 +94,5 @@ def config_of_official(tensors: Mapping[str, Tensor], settings: object) -> VecaC
     )
     for name, value in (("hidden_dim", width), ("num_layers", config.depth), ("num_query_tokens", bank)):
         if given.get(name, value) != value:
-            raise InputError(f"the checkpoint's config says {name} = {given[name]}, but its tensors say {value}")
+            raise InputError(f"the checkpoint's config says {name} = {short(given[name])}, but its tensors say {value}")
     return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from veca.cli import parse
 from veca.devices import pick_device, pick_dtype
 from veca.errors import InputError
 from veca.files import read_text, refuse_file, whole_file, write_json
@@ -97,7 +97,7 @@ class LookSettings:
 
 
 def main(arguments: list[str]) -> int:
-    settings = tyro.cli(ScanSettings, args=arguments, prog="veca scan", description=inspect.getdoc(ScanSettings))
+    settings = parse(ScanSettings, arguments, "veca scan")
     if not settings.paths:
         raise InputError("name at least one image to scan; `veca scan --help` has examples")
     names = [path.name for path in settings.paths]
@@ -197,7 +197,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings) -> str
 
 
 def main_look(arguments: list[str]) -> int:
-    settings = tyro.cli(LookSettings, args=arguments, prog="veca look", description=inspect.getdoc(LookSettings))
+    settings = parse(LookSettings, arguments, "veca look")
     if settings.out.suffix != ".npy":
         raise InputError(f"--out is an .npy file, not {settings.out}")
     if settings.box and settings.points:

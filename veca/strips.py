@@ -6,6 +6,7 @@ patch, at the bottom and at the right, are left out.
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,15 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from veca.costly import costly_jpeg, costly_jpeg2000, costly_tiff
 from veca.errors import InputError, require
 from veca.images import MAX_PIXELS, open_image, to_tensor
 
 StripSource = Union[str, "os.PathLike[str]", Image.Image, "np.ndarray[Any, Any]", Tensor]
 TIFF = (".tif", ".tiff", ".btf", ".svs")
 JPEG = (6, 7, 33007, 34892)  # TIFF's compressions that are JPEG
+JPEG2000 = (33003, 33004, 33005, 34712)
+MAX_BAND = 4 << 30  # bytes of a row of tiles
 COLOURS = {1: "MINISBLACK", 2: "RGB", 6: "YCBCR"}  # TIFF's photometric interpretations that are plain values
 
 
@@ -58,9 +62,11 @@ def open_strips(source: StripSource, patch_size: int) -> Strips:
             return TiffStrips(path, patch_size)
         if path.suffix.lower() == ".npy":
             try:
-                return ArrayStrips(np.load(path, mmap_mode="r", allow_pickle=False), patch_size, str(path))
-            except (ValueError, OSError, EOFError) as error:
-                raise InputError(f"{path}: not an array of numbers ({error})") from error
+                with np.errstate(over="ignore"):  # a product of hostile sides; the file is shorter, which is an error
+                    array = np.load(path, mmap_mode="r", allow_pickle=False)
+            except Exception as error:  # hostile headers: ValueError, OSError, EOFError, OverflowError, SyntaxError, …
+                raise InputError(f"{path}: not an array of numbers ({one_line(error)})") from error
+            return ArrayStrips(array, patch_size, str(path))
     name = str(source) if isinstance(source, (str, os.PathLike)) else "image"
     return ArrayStrips(np.asarray(open_image(source, MAX_PIXELS)), patch_size, name)
 
@@ -106,8 +112,10 @@ class TensorStrips(OpenStrips):
 
 class ArrayStrips(OpenStrips):
     def __init__(self, array: np.ndarray[Any, Any], patch_size: int, name: str = "array") -> None:
-        if array.ndim not in (2, 3) or 0 in array.shape:
-            raise InputError(f"{name}: an image array is H×W, H×W×3 or H×W×4, not {'×'.join(map(str, array.shape))}")
+        if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or min(array.shape) < 1:
+            raise InputError(
+                f"{name}: an image array is H×W, H×W×3 or H×W×4, not {'×'.join(map(str, np.shape(array)))}"
+            )
         self.array = array
         self.size = (array.shape[1], array.shape[0])
         self.height, self.width = whole_patches(array.shape[0], array.shape[1], patch_size, name)
@@ -124,23 +132,24 @@ class TiffStrips:
         self.name = str(path)
         try:
             self.file = tifffile.TiffFile(path)
-            self.page = self.file.pages[0]
         except Exception as error:  # damaged files raise many kinds
-            raise InputError(f"{path}: not a readable TIFF file ({error})") from error
-        refusal = self._unsupported()
-        if refusal:
+            raise InputError(f"{path}: not a readable TIFF file ({one_line(error)})") from error
+        try:
+            self.page = self.file.pages[0]
+            if refusal := self._unsupported() or self._incomplete():
+                raise InputError(f"{path}: {refusal}")
+            self.height, self.width = whole_patches(self.full_height, self.full_width, patch_size, self.name)
+            self.plain = self.page.is_contiguous and self.page.compression == 1  # values in order, in one run
+            # A fourth value is either how opaque a pixel is or another band, infrared say: the file tells.
+            opacity = page_opacity(self.page)
+            self.channels = 3 if self.page.samplesperpixel == 4 and not opacity else self.page.samplesperpixel
+        except InputError:
             self.file.close()
-            raise InputError(f"{path}: {refusal}")
-        self.full_height, self.full_width = self.page.imagelength, self.page.imagewidth
+            raise
+        except Exception as error:  # ValueError, ZeroDivisionError, TypeError, … from tags that make no sense
+            self.file.close()
+            raise InputError(f"{path}: its tags are damaged ({one_line(error)})") from error
         self.size = (self.full_width, self.full_height)
-        self.height, self.width = whole_patches(self.full_height, self.full_width, patch_size, self.name)
-        self.plain = self.page.is_contiguous and self.page.compression == 1  # values in order, in one run
-        self.band_height = self.page.tilelength if self.page.is_tiled else self.page.rowsperstrip or self.full_height
-        self.band_height = min(self.band_height, self.full_height)
-        self.across = -(-self.full_width // self.page.tilewidth) if self.page.is_tiled else 1
-        # A fourth value is either how opaque a pixel is or another band, infrared say: the file tells.
-        opacity = page_opacity(self.page)
-        self.channels = 3 if self.page.samplesperpixel == 4 and not opacity else self.page.samplesperpixel
         self.tile_width = self.page.tilewidth if self.page.is_tiled else self.full_width
         # The last row of tiles: its number, the first and the last of its tiles that were wanted, their pixels.
         self.band: tuple[tuple[int, int, int], np.ndarray[Any, Any]] | None = None
@@ -162,6 +171,28 @@ class TiffStrips:
         if page.samplesperpixel not in (1, 3, 4) or page.imagedepth != 1:
             return f"it has {page.samplesperpixel} values a pixel; 1, 3 or 4 can be read"
         return ""
+
+    def _incomplete(self) -> str:
+        """Whether the file holds every tile (or strip) that its tags speak of; found now, not after an hour."""
+        page = self.page
+        self.full_height, self.full_width = page.imagelength, page.imagewidth
+        wide, high = (page.tilewidth, page.tilelength) if page.is_tiled else (self.full_width, page.rowsperstrip)
+        if min(self.full_height, self.full_width, wide, high or self.full_height) < 1:
+            return f"its tags say {self.full_width}×{self.full_height} pixels in tiles of {wide}×{high}"
+        self.band_height = min(high or self.full_height, self.full_height)
+        self.across = -(-self.full_width // wide)
+        needed = self.across * -(-self.full_height // self.band_height)
+        offsets, counts = page.dataoffsets, page.databytecounts
+        if not (len(offsets) == len(counts) == needed or page.is_contiguous):
+            return f"it should have {needed} tiles or strips, but lists {len(offsets)} places and {len(counts)} lengths"
+        end = max((start + count for start, count in zip(offsets, counts, strict=True) if count), default=0)
+        if end > self.file.filehandle.size:
+            return f"it is cut short: its tiles end at byte {end}, the file at {self.file.filehandle.size}"
+        bits = max(8, page.bitspersample) * page.samplesperpixel  # as decoded
+        if not page.is_contiguous and self.band_height * self.across * wide * bits // 8 > MAX_BAND:
+            size = f"{self.across * wide}×{self.band_height}"
+            return f"a row of its tiles has {size} pixels, too many to decode at once; rewrite it in tiles of 512×512"
+        return costly_tiff(counts, (self.full_width, self.full_height), (wide, self.band_height), bits)
 
     def read(self, top: int, bottom: int, left: int = 0, right: int | None = None) -> Tensor:
         right = self.width if right is None else right
@@ -193,7 +224,11 @@ class TiffStrips:
         if self.band is None or self.band[0] != wanted:
             height = min(self.band_height, self.full_height - number * self.band_height)
             offset, end = first * self.tile_width, min(last * self.tile_width, self.full_width)
-            band = np.zeros((height, end - offset, self.page.samplesperpixel), self.page.dtype)
+            shape = (height, end - offset, self.page.samplesperpixel)
+            try:
+                band = np.zeros(shape, self.page.dtype)
+            except MemoryError:
+                raise InputError(f"{self.name}: no memory for a row of its tiles, {shape[1]}×{height} pixels") from None
             for index in range(number * self.across + first, number * self.across + last):
                 tile, left = self._tile(index)
                 if tile is not None:  # a tile that was never written is black
@@ -207,9 +242,17 @@ class TiffStrips:
         try:
             self.file.filehandle.seek(self.page.dataoffsets[index])
             data = self.file.filehandle.read(self.page.databytecounts[index])
+            if len(data) < self.page.databytecounts[index]:
+                raise InputError("the file ends before it")
+            if self.page.compression in JPEG and (costly := costly_jpeg(data)):
+                raise InputError(costly)
+            if self.page.compression in JPEG2000 and (costly := costly_jpeg2000(io.BytesIO(data))):
+                raise InputError(costly)
             decoded, where, shape = self.page.decode(data or None, index, jpegtables=self.page.jpegtables)
         except Exception as error:  # damaged data, or a compression that needs another package
-            raise InputError(f"{self.name}: tile {index} cannot be decoded ({' '.join(str(error).split())})") from error
+            raise InputError(f"{self.name}: tile {index} cannot be decoded ({one_line(error)})") from error
+        if decoded is None and data:
+            raise InputError(f"{self.name}: tile {index} is empty when decoded")
         left = where[3]
         return (None, left) if decoded is None else (decoded[0, : shape[1], : shape[2]], left)
 
@@ -218,6 +261,10 @@ class TiffStrips:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def page_opacity(page: Any) -> bool:

@@ -1,13 +1,16 @@
 """Save, load and import weights. Nothing in a file can run code, and a damaged file is named before it is used.
 
 A model folder holds `model.safetensors` and `config.json`. The safetensors file alone is enough: its metadata repeats
-the configuration and carries a checksum per tensor, so the two files can never disagree after a crash between them.
+the configuration and carries a checksum per tensor and one of itself, so the two files can never disagree after a crash
+between them, and no byte that matters can change unnoticed. What a file can make this allocate is bounded by its size.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import pickletools
 import re
 import zipfile
 import zlib
@@ -21,13 +24,19 @@ from torch import Tensor
 
 from veca.config import VecaConfig
 from veca.errors import InputError
-from veca.files import whole_file, write_json
+from veca.files import remove_partials, whole_file, write_json
 from veca.integrations.remote import AUTO_MAP, PROCESSOR_MAP, write_code
 from veca.model import Veca
 from veca.official import config_of_official, is_official, tensors_of_official
 
 BUNDLED = Path(__file__).parent / "bundled"  # one model folder per name that `veca.load` knows without a path
 WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
+
+# What weights are pickled with. PyTorch's own list also holds what allocates as much as it is told to.
+HARMLESS = re.compile(
+    r"collections (OrderedDict|defaultdict|Counter)|builtins set|torch (Size|device|[a-z]+\w*|\w+Storage)"
+    r"|torch.storage \w+Storage|torch._utils _rebuild_(tensor|tensor_v2|parameter)|torch.serialization _get_layout"
+)
 
 
 def bundled_models() -> list[str]:
@@ -43,10 +52,12 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if dtype is not None:
         tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    remove_partials(folder)
     about = {"format": 1, "config": model.config.to_dict(), "card": model.card}
     checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+    text = json.dumps({**about, "crc32": checksums})
     with whole_file(folder / WEIGHTS) as temporary:  # first: it is complete by itself
-        save_file(tensors, temporary, metadata={"veca": json.dumps({**about, "crc32": checksums}), "format": "pt"})
+        save_file(tensors, temporary, metadata={"veca": text, "veca_crc32": seal(text, tensors), "format": "pt"})
     about = {"model_type": "veca", "auto_map": AUTO_MAP, **model.config.to_dict(), "card": model.card}
     write_json(folder / CONFIG, about)
     if not processor_fits(folder, model.patch_size):  # what AutoImageProcessor of transformers looks for
@@ -95,7 +106,15 @@ def build(
         if not tensor.is_floating_point():
             raise InputError(f"{path}: tensor {name} is {tensor.dtype}, not floating point")
     # A copy: tensors of a memory-mapped file would change with the file.
-    model.load_state_dict({name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}, assign=True)
+    ours = {name: tensor.to(dtype=dtype, copy=True) for name, tensor in tensors.items()}
+    for name, tensor in ours.items():
+        if tensor.numel() and not math.isfinite(
+            sum(map(float, tensor.aminmax()))
+        ):  # not a number in a tensor is its minimum and maximum
+            raise InputError(
+                f"{path}: tensor {name} has values that are not finite in {str(dtype)[6:]}; features of it are nonsense"
+            )
+    model.load_state_dict({name: tensor.to(device) for name, tensor in ours.items()}, assign=True)
     return model
 
 
@@ -140,13 +159,16 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[st
     """Tensors, configuration and card of a safetensors file, checksums verified."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("veca", "{}"))
+            metadata = file.metadata() or {}
+            about = json.loads(metadata.get("veca", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: also brackets in brackets
         raise InputError(f"{path} is not a readable safetensors file: {one_line(error)}") from error
     card, checksums = (about.get(key) or {} for key in ("card", "crc32")) if isinstance(about, dict) else (None, None)
     if not isinstance(card, dict) or not isinstance(checksums, dict):
         raise InputError(f"{path}: its metadata is damaged (not a table of settings)")
+    if "veca_crc32" in metadata and metadata["veca_crc32"] != seal(metadata.get("veca", ""), tensors):
+        raise InputError(f"{path} is damaged: its configuration or list of tensors does not match its checksum")
     for name, expected in checksums.items():
         if name in tensors and checksum(tensors[name]) != expected:
             raise InputError(f"{path} is damaged: the content of tensor {name} does not match its checksum")
@@ -165,7 +187,7 @@ def read_config(path: Path) -> tuple[VecaConfig, dict[str, Any]]:
         raise InputError(f"{path.parent} has weights but no {CONFIG}, so their configuration is unknown")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from error
     if not isinstance(values, dict) or values.get("model_type") != "veca":
         kind = values.get("model_type") if isinstance(values, dict) else type(values).__name__
@@ -178,12 +200,7 @@ def read_config(path: Path) -> tuple[VecaConfig, dict[str, Any]]:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str, Any]]:
     """Tensors and configuration of an authors' checkpoint, renamed to ours; no code in it is run."""
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if (damaged := archive.testzip()) is not None:
-                    raise InputError(
-                        f"{path} is damaged: the content of its record {damaged} does not match its checksum"
-                    )
+        check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
@@ -197,10 +214,37 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], VecaConfig, dict[str
         for name, tensor in (tensors.items() if isinstance(tensors, dict) else ())
         if isinstance(tensor, Tensor)
     }
+    asked, held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()), path.stat().st_size
+    if asked > held:  # one number can be stretched to a tensor of any shape
+        raise InputError(f"{path} asks for {asked} bytes of weights but holds {held}: it is damaged, or made to harm")
     if not is_official(tensors):
         raise InputError(f"{path} is not a VECA checkpoint: it has no patch_embed.proj.weight and query_token_chunks.0")
     config = config_of_official(tensors, checkpoint.get("config"))
     return tensors_of_official(tensors), config, {"origin": f"the authors' checkpoint {path.name}"}
+
+
+def check_archive(path: Path) -> None:
+    """Refuse an archive of torch.save whose content is damaged, or larger than itself once it is unpacked."""
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} cannot be read as weights: it is not an archive as torch.save writes it since 1.6")
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        packed = any(record.compress_type != zipfile.ZIP_STORED for record in records)
+        if packed or sum(record.file_size for record in records) > path.stat().st_size:
+            raise InputError(f"{path} cannot be read as weights: it is compressed, which torch.save never does")
+        if (damaged := archive.testzip()) is not None:
+            raise InputError(f"{path} is damaged: the content of its record {damaged} does not match its checksum")
+        for record in records:
+            if record.filename.endswith("data.pkl"):
+                for operation, name, _ in pickletools.genops(archive.read(record)):
+                    if operation.name == "GLOBAL" and not HARMLESS.fullmatch(str(name)):
+                        raise InputError(f"{path} cannot be read as weights: it calls {str(name)[:80]!r}")
+
+
+def seal(text: str, tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of our metadata and of the names, types and shapes of all tensors; their content has its own."""
+    listed = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in sorted(tensors.items())]
+    return str(zlib.crc32("\n".join([text, *listed]).encode()))
 
 
 def checksum(tensor: Tensor) -> int:

@@ -24,8 +24,8 @@ from distill.runs import SERVER, start, tiny_settings, wait
 from veca.distill.engine import train
 from veca.distill.settings import Distillation
 from veca.errors import InputError
+from veca.files import lock_folder
 from veca.training.checkpoints import Checkpoints, read_checkpoint
-from veca.training.lock import lock_folder
 from veca.training.ranks import fresh_store
 
 # Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW

@@ -11,6 +11,7 @@ import webdataset
 
 from distill.runs import make_photos
 from veca.distill import sources
+from veca.distill.cache import describe
 from veca.distill.sources import expand_braces, index_images
 from veca.errors import InputError
 
@@ -107,3 +108,22 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             index_images([f"{tmp_path}/{source}"])
+
+
+@pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..999}-{0..999}.tar", "{1..9999999999999999999999}"])
+def test_braces_that_stand_for_too_many_are_refused(pattern: str) -> None:
+    with pytest.raises(InputError, match="the braces stand for more than"):
+        expand_braces(pattern)
+
+
+def test_a_list_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"a.jpg\nb\0.jpg\n")
+    with pytest.raises(InputError, match="its entry 2 holds a NUL byte"):
+        index_images([str(tmp_path / "list.txt")])
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", '{"layers": 3}', 100_000 * "["])
+def test_a_damaged_cache_is_one_line(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "cache.json").write_text(damage)
+    with pytest.raises(InputError, match=r"cache\.json is damaged"):
+        describe(tmp_path, {"layers": True})

@@ -7,7 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
-from veca.serve.settings import Settings, flag, parse
+from veca.cli import parse
+from veca.serve.settings import Settings, flag
 
 DEPLOY = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 
@@ -17,10 +18,10 @@ def test_the_unit_and_the_dockerfile_start_the_service() -> None:
     docker = re.search(r"^CMD (\[.*\])$", DEPLOY, re.MULTILINE)
     assert unit is not None
     assert docker is not None
-    assert parse(shlex.split(unit[1])).slo == 0.5
-    assert parse(json.loads(docker[1])).host == "0.0.0.0"
+    assert parse(Settings, shlex.split(unit[1]), "veca serve").slo == 0.5
+    assert parse(Settings, json.loads(docker[1]), "veca serve").host == "0.0.0.0"
     for command in re.findall(r"^veca serve (.*?)(?:\s+#.*)?$", DEPLOY, re.MULTILINE):
-        parse(shlex.split(command))
+        parse(Settings, shlex.split(command), "veca serve")
 
 
 def test_the_stop_time_covers_the_longest_request() -> None:
@@ -47,5 +48,9 @@ def test_the_table_of_bounds_is_whole() -> None:
 
 
 def test_times_and_bytes_are_read_with_their_units() -> None:
-    read = parse(["--slo", "500ms", "--timeout", "2m", "--client-timeout", "1.5s", "--max-bytes", "1.5MB"])
+    read = parse(
+        Settings,
+        ["--slo", "500ms", "--timeout", "2m", "--client-timeout", "1.5s", "--max-bytes", "1.5MB"],
+        "veca serve",
+    )
     assert (read.slo, read.timeout, read.client_timeout, read.max_bytes) == (0.5, 120.0, 1.5, 1_500_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ import tyro
 from veca.analysis.drawing import Picture
 from veca.analysis.photos import Photo, open_photo
 from veca.backbones import Backbone, load_backbone
+from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
 from veca.files import refuse_file, write_json, write_text
@@ -75,7 +75,7 @@ class Settings:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Settings, args=arguments, prog="veca explore", description=inspect.getdoc(Settings))
+    settings = parse(Settings, arguments, "veca explore")
     check(settings)
     backbones = [load_backbone(name, pick_device(settings.device)) for name in settings.model or ("veca-s14",)]
     if settings.metrics is not None:

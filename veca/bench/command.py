@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import shlex
 import statistics
@@ -20,6 +19,7 @@ from veca.bench.arms import PREFIX, Arm, attention_path, network, training_step
 from veca.bench.flops import closed_form_flops, dino_flops, veca_flops
 from veca.bench.measure import interleaved, machine, peak_memory
 from veca.bench.report import markdown, put_section, show, slope, write
+from veca.cli import parse
 from veca.config import MODELS, VecaConfig, model_config
 from veca.devices import pick_device
 from veca.errors import InputError
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
     if arguments and arguments[0] in OTHERS:
         importlib.import_module(OTHERS[arguments[0]]).main(arguments[1:])
         return
-    settings = tyro.cli(Bench, args=arguments, prog="veca bench", description=inspect.getdoc(Bench))
+    settings = parse(Bench, arguments, "veca bench")
     config = find_config(settings.model)
     check(settings, config)
     if settings.threads:

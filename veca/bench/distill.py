@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
+from veca.cli import parse
 from veca.devices import fast_bfloat16, pick_device
 from veca.distill.engine import train
 from veca.distill.student import Student, build_student
@@ -58,7 +58,7 @@ class DistillBench:
 
 
 def main(arguments: list[str]) -> int:
-    settings = tyro.cli(DistillBench, args=arguments, prog="veca bench distill", description=DistillBench.__doc__)
+    settings = parse(DistillBench, arguments, "veca bench distill")
     figures = measure(settings)
     print(table(figures))
     if settings.out is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +29,7 @@ from veca.distill.settings import Distillation
 from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
 from veca.errors import InputError
-from veca.files import whole_file, write_json
+from veca.files import read_json, whole_file, write_json
 from veca.teachers import Teacher
 from veca.training.ranks import Ranks, StopSignal
 
@@ -81,8 +80,10 @@ def describe(folder: Path, settings: dict[str, Any]) -> bool:
     """Write what the cache holds, or refuse a folder that holds something else; returns whether it holds layers."""
     about = folder / "cache.json"
     if about.is_file():
-        found = {"trivial_augment": True} | json.loads(about.read_text())  # older ones were all made with it
-        layers: bool = found["layers"]
+        found = {"trivial_augment": True} | read_json(about)  # older ones were all made with it
+        layers = found.get("layers")
+        if not isinstance(layers, bool):
+            raise InputError(f"{about} is damaged: it does not say whether there are layers; give another folder")
         if not settings["layers"]:  # features of the layers do no harm
             found["layers"] = False
         wrong = [f"{name}: {found[name]} there, {value} here" for name, value in settings.items()

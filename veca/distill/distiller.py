@@ -107,7 +107,7 @@ class Distiller:
         progress["unreadable"] += new
         if new and self.ranks.first:
             with open(out / "unreadable.txt", "a", encoding="utf-8", errors="surrogateescape") as file:
-                file.writelines(f"{line}\n" for line in new)
+                file.writelines(line.replace("\n", "\\n") + "\n" for line in new)  # a name may hold a newline
         read = max(min(progress["read"], count), min(count, 1000))  # a few bad ones at the very start say nothing
         if len(progress["unreadable"]) > self.settings.max_unreadable * read:
             raise InputError(

@@ -27,11 +27,10 @@ from veca.distill.student import (
 from veca.distill.teaching import Teaching
 from veca.distill.validation import Validation
 from veca.errors import InputError
-from veca.files import write_json
+from veca.files import lock_folder, write_json
 from veca.optim import build_optimisers, split_parameters, split_table
 from veca.teachers import TeacherOutput, load_teacher
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
-from veca.training.lock import lock_folder
 from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
 from veca.training.records import METRICS, Records

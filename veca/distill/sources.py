@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ from veca.errors import InputError
 from veca.files import whole_file
 from veca.folders import is_image, refuse_special, walk
 from veca.images import SUFFIXES
+
+MAX_BRACES = 100_000  # files that one pattern may stand for
 
 
 @dataclass
@@ -144,11 +147,19 @@ def expand_braces(pattern: str) -> list[str]:
     if found[3] is not None:
         values = found[3].split(",")
     else:
-        values = [str(value).zfill(len(found[1])) for value in range(int(found[1]), int(found[2]) + 1)]
-        if not values:
+        first, last = (int(digits[:19]) for digits in (found[1], found[2]))
+        if last < first:
             raise InputError(f"{pattern}: the numbers in braces run backwards")
+        if last - first >= MAX_BRACES:
+            raise InputError(f"{pattern}: the braces stand for more than {MAX_BRACES} files; name a folder instead")
+        values = [str(value).zfill(len(found[1])) for value in range(first, last + 1)]
     before, after = pattern[: found.start()], pattern[found.end() :]
-    return [item for value in values for item in expand_braces(before + value + after)]
+    expanded: list[str] = []
+    for value in values:
+        expanded += expand_braces(before + value + after)
+        if len(expanded) > MAX_BRACES:
+            raise InputError(f"{pattern}: the braces stand for more than {MAX_BRACES} files; name a folder instead")
+    return expanded
 
 
 def _index_folder(folder: Path) -> tuple[Part, dict[str, Any]]:
@@ -176,7 +187,11 @@ def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
 
 def _index_list(path: Path) -> Part:
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    return _pack(str(path.parent), [line.strip() for line in lines if line.strip() and not line.startswith("#")])
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    for number, name in enumerate(names, 1):
+        if "\0" in name:
+            raise InputError(f"{path}: its entry {number} holds a NUL byte, which no file's name does; is it text?")
+    return _pack(str(path.parent), names)
 
 
 def _pack(root: str, names: list[str]) -> Part:
@@ -202,7 +217,7 @@ def _unchanged(path: Path, stamps: dict[str, Any]) -> bool:
 
 def _cached(path: Path, build: Any) -> Part:
     """The index of a folder or shard, from the cache where that is still true."""
-    where = cache_folder("index") / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]}.safetensors"
+    where = cache_folder("index") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]}.safetensors"
     try:
         with safe_open(where, framework="np") as file:
             if _unchanged(path, json.loads(file.metadata()["stamps"])):

@@ -5,12 +5,11 @@ veca finetune classify --data pets/ --model veca-s14 --size 196 --epochs 10 --ou
 
 from __future__ import annotations
 
-import inspect
 import shlex
 
 import torch
-import tyro
 
+from veca.cli import parse
 from veca.errors import InputError, require
 from veca.model import Veca, create_model
 from veca.tasks import find_task, summaries, task_names
@@ -34,8 +33,7 @@ def main(arguments: list[str]) -> int:
     if name not in task_names():
         raise InputError(f"nothing to fine-tune is called {name!r}; there are {', '.join(task_names())}")
     kind = find_task(name)
-    options = kind.finetune_options
-    settings = tyro.cli(options, args=rest, prog=f"veca finetune {name}", description=inspect.getdoc(options))
+    settings = parse(kind.finetune_options, rest, f"veca finetune {name}")
     settings.check()
     require("torchmetrics", "probe")
     model = start(settings.model)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from veca.backbones import weights_digest
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
-from veca.files import write_json
+from veca.files import lock_folder, write_json
 from veca.model import Veca
 from veca.probes.run import head_about
 from veca.probes.tables import Row, Table, merge_seeds
@@ -26,7 +26,6 @@ from veca.tasks.base.contract import Look, Seen, Task
 from veca.tasks.base.heads import Head
 from veca.tasks.base.options import CHANGEABLE, FineTuneOptions
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
-from veca.training.lock import lock_folder
 from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
 from veca.training.records import Records

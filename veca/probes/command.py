@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from veca.cli import parse
 from veca.errors import InputError, require
 from veca.files import refuse_file
 from veca.probes.settings import Fidelity, Knn, Predict, Score
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> int:
     if name not in (*task_names(), *OTHERS):
         raise InputError(f"no probe is called {name!r}; there are {', '.join((*task_names(), *OTHERS))}")
     options = OTHERS[name][0] if name in OTHERS else find_task(name).probe_options
-    chosen = tyro.cli(options, args=rest, prog=f"veca probe {name}")
+    chosen = parse(options, rest, f"veca probe {name}")
     for module in ("torchmetrics", "matplotlib"):  # before the long work, not after it
         require(module, "probe")
     if isinstance(chosen, ProbeOptions | Fidelity):

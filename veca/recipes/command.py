@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
-import tyro
-
+from veca.cli import parse
 from veca.errors import InputError
 from veca.files import refuse_file
 from veca.recipes import RECIPES
@@ -47,9 +45,7 @@ def main(arguments: list[str]) -> int:
     if name not in RECIPES:
         raise InputError(f"no recipe is called {name!r}; there are {', '.join(RECIPES)}")
     recipe = RECIPES[name]
-    settings = tyro.cli(
-        recipe, args=rest, prog=f"veca distill {name}", description=textwrap.dedent(recipe.__doc__ or "")
-    )
+    settings = parse(recipe, rest, f"veca distill {name}")
     refuse_file(settings.out)
     from veca.distill.engine import train
 

@@ -52,7 +52,7 @@ class ExploreWishes(Wishes):
 
 def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
     # FastAPI's own pages load their scripts from a CDN; ours work offline.
-    api = FastAPI(title="VECA", version=__version__, docs_url=None, redoc_url=None)
+    api = FastAPI(title="VECA", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     pages = {name: page(name, service, token is not None) for name in ("upload", "docs")}
 
     @api.exception_handler(Problem)
@@ -120,7 +120,7 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
     @api.get("/healthz")
     async def healthz() -> Response:
         """Whether the process works: 503 means that it should be restarted."""
-        alive = service.engine.alive
+        alive = service.alive
         return JSONResponse({"alive": alive}, 200 if alive else 503)
 
     @api.get("/readyz")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import io
 import os
 import platform
@@ -23,6 +22,7 @@ import tyro
 from PIL import Image
 
 from veca._version import __version__
+from veca.cli import parse
 from veca.config import MODELS
 from veca.errors import InputError, require
 from veca.files import whole_file, write_json, write_text
@@ -69,7 +69,7 @@ class Settings:
 
 
 def main(arguments: list[str]) -> None:
-    settings = tyro.cli(Settings, args=arguments, prog="veca bench serve", description=inspect.getdoc(Settings))
+    settings = parse(Settings, arguments, "veca bench serve")
     if not settings.clients or min(settings.clients) < 1:
         raise InputError("--clients needs numbers of at least 1")
     require("fastapi", "serve")

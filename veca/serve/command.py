@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import ipaddress
 import logging
+import os
 import signal
 import socket
 
+from veca.cli import parse
 from veca.errors import InputError, require
-from veca.serve.settings import Settings, parse
+from veca.serve.settings import Settings
 
 
 def main(arguments: list[str]) -> int:
-    settings = parse(arguments)
+    settings = parse(Settings, arguments, "veca serve")
+    settings.check()
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
     import uvicorn
@@ -40,7 +44,7 @@ def main(arguments: list[str]) -> int:
             lifespan="off",
             loop="asyncio",
             access_log=False,
-            log_level="warning",
+            log_level="error",  # not a line for every client that speaks no HTTP
             server_header=False,
             proxy_headers=False,
             # Longer than any accepted request may take, and an end even so.
@@ -57,6 +61,9 @@ def main(arguments: list[str]) -> int:
         server.run(sockets=[listener])
     service.stop()
     print("stopped", flush=True)
+    if service.pages:  # a thread that builds a page for a client who has left would be waited for
+        os._exit(0)
+    faulthandler.cancel_dump_traceback_later()
     return 0
 
 

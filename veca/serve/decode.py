@@ -12,6 +12,8 @@ from veca.errors import InputError
 from veca.images import grid_size, open_header, open_image, resize_to_patches
 from veca.serve.problems import Problem
 
+LONGEST = 4096  # of a photo that is shown
+
 
 class Picture(NamedTuple):
     pixels: np.ndarray[Any, Any]  # H×W×3 uint8, whole patches
@@ -31,6 +33,12 @@ class Decoder:
         height, width = pixels.shape[:2]
         return Picture(pixels, (height // self.patch_size, width // self.patch_size), photo.width, photo.height)
 
+    def reduced(self, body: bytes, size: int, name: str) -> Image.Image:
+        """The photo, no larger than anybody looks at it."""
+        photo = self.photo(body, size, name)
+        photo.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+        return photo
+
     def photo(self, body: bytes, size: int, name: str) -> Image.Image:
         """The upright RGB photo, once its header says that it and its resized self are small enough."""
         self.check(body, size, name)
@@ -38,12 +46,9 @@ class Decoder:
             return open_image(body, self.max_pixels)
         except InputError as error:
             raise Problem(422, "damaged_image", f"{name}: {_without_name(error)}") from None
-        except MemoryError:
-            raise Problem(
-                503, "no_memory", f"{name}: not enough memory to decode it now", {"Retry-After": "5"}
-            ) from None
 
-    def check(self, body: bytes, size: int, name: str) -> None:
+    def check(self, body: bytes, size: int, name: str) -> int:
+        """How many pixels it has, if neither they nor those it is resized to are too many."""
         try:
             header = open_header(io.BytesIO(body), name)
         except InputError as error:
@@ -61,6 +66,7 @@ class Decoder:
                 f"{self.model_pixels} pixels; crop it, or ask for a smaller size"
             )
             raise Problem(422, "too_elongated", message)
+        return width * height
 
 
 def _without_name(error: InputError) -> str:

@@ -26,6 +26,7 @@ from veca.serve.elastic import Controller, Rung, image_cost
 from veca.serve.metrics import Metrics
 
 log = logging.getLogger("veca.serve")
+STOP = 5.0  # seconds for the batch that runs at the end, whose clients have gone
 
 
 class Answer(NamedTuple):
@@ -96,11 +97,16 @@ class Engine:
         with self.changed:
             self.stopping = True
             self.changed.notify()
-        self.thread.join()
+        self.thread.join(STOP)  # a daemon: where the model hangs, the process ends all the same
 
     @property
     def alive(self) -> bool:
         return self.thread.is_alive()
+
+    def busy(self) -> float:
+        """For how many seconds the batch that runs now has been running; 0 where none does."""
+        since = self.running_since
+        return time.monotonic() - since if self.running_cost else 0.0
 
     def rung(self) -> Rung:
         """What a request without wishes of its own gets now."""
@@ -137,6 +143,8 @@ class Engine:
             batch = [ticket for ticket in batch if ticket.future.set_running_or_notify_cancel()]
             if batch:
                 self._answer(batch, cores)
+            else:
+                self.running_cost = 0.0
 
     def _next(self) -> tuple[list[Ticket], int] | None:
         """The next batch and its budget, taken from the queue; None when the engine was stopped and nothing waits."""

@@ -2,12 +2,13 @@
 
 uvicorn bounds the pause between two requests, the service bounds the time of an upload. What is left, and bounded here:
 a head sent byte by byte, a body that goes on after its request was refused, an answer that is never read, and the
-number of connections.
+number of connections. A client that closes its own direction after a whole request gets its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import socket
 import struct
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from veca.serve.problems import problem_body
 
+LAST = 6.0  # seconds for everything after the grace of SIGTERM
 LINGER = 5.0  # seconds that the rest of a refused upload is read and thrown away, so that the client sees the answer
+PROBE = 0.5  # seconds between questions whether a client that has stopped sending is still there
 GRACE = 0.3  # seconds after SIGTERM in which requests already on the wire are still taken
 
 
@@ -28,6 +31,7 @@ class GuardedProtocol(H11Protocol):
 
     guard: asyncio.TimerHandle | None = None
     guarded: str = ""  # what the timer is running for
+    half_closed = False  # the client sends no more; it may still read
     refused = False  # answered outside any request; what still comes is thrown away
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -41,8 +45,30 @@ class GuardedProtocol(H11Protocol):
             super().data_received(data)
             self._watch()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        if not self._answering() or self.cycle.more_body:
+            return None  # nothing is owed to it: the connection is closed
+        self.half_closed = True
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Whether a client that has stopped sending has left: then a write is answered by a reset, and the next fails.
+
+        An interim answer is the one thing that may be written before the answer is known.
+        """
+        if self._answering() and not self.cycle.response_started and not self.transport.is_closing():
+            if self.scope["http_version"] == "1.1":
+                self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            self.loop.call_later(PROBE, self._probe)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.half_closed and not self._answering() and not self.transport.is_closing():
+            self.transport.close()
         self._watch()
 
     def pause_writing(self) -> None:
@@ -70,6 +96,9 @@ class GuardedProtocol(H11Protocol):
         again = "Retry-After: 1\r\n" if status == 503 else ""
         head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{again}"
         self.refused = True
+        if self.cycle is not None:  # a request whose body went wrong: what the app still sends is dropped
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)
         if len(self.connections) > 2 * self.max_connections:
             self.transport.close()
@@ -79,12 +108,11 @@ class GuardedProtocol(H11Protocol):
 
     def _watch(self) -> None:
         """Start the timer that fits what the connection is waiting for; a client's next byte does not restart it."""
-        answering = self.cycle is not None and not self.cycle.response_complete
         if self.transport.is_closing() or self.flow.write_paused:
             self._set("taking the answer", self.client_seconds)
         elif self.refused:
             self._set("the rest of a refused request", LINGER)
-        elif answering:
+        elif self._answering():
             self._set("", 0)
         elif self.conn.their_state is h11.SEND_BODY:
             self._set("the rest of a refused request", LINGER)
@@ -117,7 +145,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class DrainingServer(Server):
-    """On SIGTERM: not ready, take what is on the wire for a moment, finish what was accepted, exit."""
+    """On SIGTERM: not ready, take what is on the wire for a moment, finish what was accepted, exit in any case."""
 
     def __init__(self, config: Config, on_drain: Callable[[], None]) -> None:
         super().__init__(config)
@@ -125,5 +153,7 @@ class DrainingServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.on_drain()
+        # The last resort, a thread of C that nothing here can hold up: it says what hangs, and ends it.
+        faulthandler.dump_traceback_later((self.config.timeout_graceful_shutdown or 0) + LAST, exit=True)
         await asyncio.sleep(GRACE)
         await super().shutdown(sockets)

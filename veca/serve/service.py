@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from PIL import Image
 from starlette.requests import Request
 
@@ -17,15 +18,17 @@ from veca.errors import InputError
 from veca.images import grid_size
 from veca.model import Veca
 from veca.serve.bodies import images_of, read_body
-from veca.serve.decode import Decoder, Picture
+from veca.serve.decode import Picture
 from veca.serve.elastic import Controller, Rung, image_cost, ladder
 from veca.serve.engine import Answer, Engine, Ticket
 from veca.serve.memory import Memory, Share
 from veca.serve.metrics import Metrics
 from veca.serve.problems import ClientGone, Problem
 from veca.serve.settings import Settings
+from veca.serve.workers import Workers
 
 T = TypeVar("T")
+LARGE = 12_500_000  # pixels
 PAGES = 8  # explorer pages in hand; each takes seconds, one at a time
 
 
@@ -98,9 +101,11 @@ class Service:
             batch_patches=largest // self.patch_size**2,
             threads=settings.threads,
         )
-        self.decoder = Decoder(self.patch_size, settings.max_pixels, largest)
+        self.workers = Workers(settings.decoders, self.patch_size, settings.max_pixels, largest)
+        self.large = asyncio.Lock()  # photos of many pixels are decoded one at a time: each takes much memory
         self.memory = Memory(settings.max_held, self.metrics)
-        self.pool = ThreadPoolExecutor(settings.decoders, "veca-decode")
+        self.decoders = ThreadPoolExecutor(settings.decoders, "veca-decode")  # each waits for a process
+        self.encoders = ThreadPoolExecutor(settings.decoders, "veca-encode")
         self.explorer = ThreadPoolExecutor(1, "veca-explore")
         self.in_hand = self.pages = 0
         self.draining = False
@@ -108,18 +113,26 @@ class Service:
     def start(self) -> None:
         size = self.best.size
         self.engine.start(grid_size(size, size, size, self.patch_size))
+        self.workers.start()
 
     def stop(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-        self.explorer.shutdown(cancel_futures=True)
+        """At once: what was accepted has been answered by now, or its time is up."""
+        self.workers.stop()
+        for pool in (self.decoders, self.encoders, self.explorer):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
     def drain(self) -> None:
         self.draining = True
 
     @property
+    def alive(self) -> bool:
+        """Whether work can be done: uploads are decoded, and the model ends within the time that anybody waits."""
+        return self.engine.alive and self.engine.busy() <= self.settings.timeout and not self.workers.broken
+
+    @property
     def ready(self) -> bool:
-        return self.engine.alive and not self.draining
+        return self.alive and not self.draining
 
     @asynccontextmanager
     async def hand(self, request: Request, names: tuple[str, ...]) -> AsyncIterator[Hand]:
@@ -132,7 +145,7 @@ class Service:
             hand = Hand(request, share, self.settings.timeout)
             try:
                 hand.images = await hand.wait(
-                    self._in_pool(images_of, body, request.headers.get("content-type", ""), names)
+                    self._in(self.encoders, images_of, body, request.headers.get("content-type", ""), names)
                 )
                 del body
                 yield hand
@@ -153,7 +166,7 @@ class Service:
         try:
             started = time.monotonic()
             chosen = size or (rung or self.engine.rung()).size
-            picture = await hand.wait(self._in_pool(self.decoder.picture, hand.images[name], chosen, name))
+            picture = await self._decoded(hand, self.workers.picture, name, chosen)
             self.metrics.decode_seconds.observe(time.monotonic() - started)
         finally:
             self.engine.ahead -= 1
@@ -171,29 +184,60 @@ class Service:
             raise Problem(503, "queue_full", "too many explorer pages are being made; try again later", self._retry())
         self.pages += 1
         try:
-            photo = await hand.wait(self._in_pool(self.decoder.photo, hand.images[name], size, name))
-            hand.replace(name, 3 * photo.width * photo.height)
-            loop = asyncio.get_running_loop()
-            return await hand.wait(loop.run_in_executor(self.explorer, self._build_page, photo, size))
+            photo = await self._decoded(hand, self.workers.photo, name, size)
+            hand.replace(name, photo.nbytes)
+            page = self.explorer.submit(self._build_page, photo, size)
+        except BaseException:
+            self.pages -= 1
+            raise
+        # A page that is being built cannot be stopped: its place is free when it is done, not when its client has left.
+        loop = asyncio.get_running_loop()
+        page.add_done_callback(lambda _: loop.call_soon_threadsafe(self._page_is_done))
+        try:
+            return await hand.wait(asyncio.wrap_future(page))
         except InputError as error:
             raise Problem(422, "too_elongated", str(error)) from None
-        finally:
-            self.pages -= 1
 
-    def _build_page(self, photo: Image.Image, size: int) -> str:
+    def _page_is_done(self) -> None:
+        self.pages -= 1
+
+    async def _decoded(self, hand: Hand, function: Callable[..., T], name: str, size: int) -> T:
+        """An upload decoded in one of the processes, in no more time than the request has left."""
+
+        def work(function: Callable[..., Any]) -> Any:
+            rest = hand.deadline - time.monotonic()
+            if rest <= 0 or (hand.gone is not None and hand.gone.done()):  # while it waited for a thread
+                raise ClientGone
+            return function(hand.images[name], size, name, rest)
+
+        def over(task: asyncio.Future[T]) -> None:
+            self.large.release()
+            if not task.cancelled():
+                task.exception()  # nobody may be left to hear of it
+
+        pixels = await hand.wait(self._in(self.decoders, work, self.workers.pixels))
+        if pixels <= LARGE:
+            return await hand.wait(self._in(self.decoders, work, function))
+        await hand.wait(self.large.acquire())
+        task = asyncio.ensure_future(self._in(self.decoders, work, function))
+        task.add_done_callback(over)  # when the process is done, whether or not its client still waits
+        return await hand.wait(asyncio.shield(task))
+
+    def _build_page(self, pixels: np.ndarray[Any, Any], size: int) -> str:
         from veca.analysis.photos import Photo
         from veca.backbones import Backbone
         from veca.explorer import build_page
 
         budgets = sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})
+        photo = Image.fromarray(pixels)
         return build_page([Photo("photo", photo)], [Backbone(self.name, self.model)], size=size, budgets=budgets)
 
     async def encode(self, hand: Hand, function: Callable[..., bytes], *arguments: Any) -> bytes:
         """Run an encoder of answers off the event loop."""
-        return await hand.wait(self._in_pool(function, *arguments))
+        return await hand.wait(self._in(self.encoders, function, *arguments))
 
-    def _in_pool(self, function: Callable[..., T], *arguments: Any) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
+    def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
     def _retry(self) -> dict[str, str]:
         return {"Retry-After": str(max(1, math.ceil(self.engine.expected())))}

@@ -96,7 +96,7 @@ class Settings:
 
     max_bytes: Bytes = 20_000_000
     """largest upload, else 413"""
-    max_held: Bytes = 1_000_000_000
+    max_held: Bytes = 250_000_000
     """uploads, waiting pictures and unsent answers of all clients together, else 503"""
     max_pixels: int = 50_000_000
     """largest photo, checked from its header before it is decoded, else 413"""
@@ -111,7 +111,7 @@ class Settings:
     threads: int = os.cpu_count() or 1
     """threads of the model"""
     decoders: int = 2
-    """threads that decode uploads and encode answers"""
+    """processes that decode uploads, and threads that encode answers"""
 
     def check(self) -> None:
         """What can be refused before a model is loaded."""
@@ -161,11 +161,3 @@ class Settings:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def parse(arguments: list[str]) -> Settings:
-    import inspect
-
-    settings = tyro.cli(Settings, args=arguments, prog="veca serve", description=inspect.getdoc(Settings))
-    settings.check()
-    return settings

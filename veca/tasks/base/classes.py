@@ -139,7 +139,7 @@ def read_numbered(path: Path, classes: int, pictures: Sequence[Example]) -> tupl
     """ReaL's format: a list of label lists; the n-th belongs to the image whose name ends in the number n (from 1)."""
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable as JSON ({error})") from None
     examples = []
     for picture in pictures:

@@ -55,7 +55,7 @@ class Head:
         except FileNotFoundError as error:
             lacks = Path(error.filename or "head.safetensors").name
             raise InputError(f"{folder}: not a head, it lacks {lacks}") from None
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise InputError(f"{folder}: not a readable head ({error})") from None
         if not isinstance(about, dict) or about.pop("format", None) != FORMAT or about.get("task") not in task_names():
             raise InputError(f"{folder / 'head.json'}: not a head of this version")

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from veca.errors import InputError
+from veca.files import lock_folder
 from veca.finetune.engine import finetune
 from veca.tasks.classify import ClassifyFineTune as Classify
-from veca.training.lock import lock_folder
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from veca.training.lock import lock_folder
+from veca.files import lock_folder
 with lock_folder(Path(sys.argv[1])):
     if os.fork():
         print("locked", flush=True)
@@ -33,7 +33,7 @@ def test_a_lock_ends_with_its_process_although_a_worker_lives_on(tmp_path: Path)
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "locked\n"
-            line = r"another run is at work in .*: wait for it, or use another --out"
+            line = r"another run is writing to .*; wait, or use another --out"
             with pytest.raises(InputError, match=line), lock_folder(tmp_path):
                 pass
             settings = Classify(data=tmp_path, model="veca-s14", out=tmp_path)
