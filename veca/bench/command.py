@@ -28,7 +28,7 @@ from veca.weights import load
 Against = Literal["dinov2", "dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
 WAYS = ("stream", "compile", "onnx", "int8")  # other ways to run the same network
 PATHS = {"whole": "end to end", "attention": "attention alone", "training": "training"}
-OTHERS = {"distill": "veca.bench.distill", "serve": "veca.serve.benchmark"}
+OTHERS = {"distill": "veca.bench.distill", "scan": "veca.bench.scan", "serve": "veca.serve.benchmark"}
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Bench:
 
     The contenders are interleaved, and the best and the median of several rounds are reported. "of products" is the
     time that the forward pass's matrix products alone take in the same run, divided by the time of the whole pass.
-    "peak MB" is what a pass needs beyond weights and image (VECA's fast pass holds a folded copy of the weights).
+    "peak MB" is what a pass needs beyond weights and image.
 
     Examples:
       veca bench                                        veca_small, 8 and 64 cores, 224² to 1024²
@@ -46,6 +46,7 @@ class Bench:
       veca bench --sizes 512 --cores 64 --against stream compile onnx int8
       veca bench --model veca-s14 --sizes 224 448 896 --against dinov2
       veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3
+      veca bench scan --help                            scan once, look anywhere later
       veca bench distill --help                         images/s of training
       veca bench serve --help                           requests/s of the service
     """
