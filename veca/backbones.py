@@ -7,7 +7,6 @@ load_backbone("facebook/dinov2-small")        a transformers vision model: a hub
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +14,15 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veca.errors import InputError
 from veca.model import Veca, create_model
+from veca.scan import scanned
 from veca.teachers import Teacher, load_teacher
-from veca.weights import bundled_models, load
+from veca.weights import bundled_models, load, weights_digest
 
 RANDOM = "random:"
-# What transformers notes in a config besides the model: where it was, who wrote it, which precision the file has.
-INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 
 Model = Veca | Teacher
@@ -37,6 +35,8 @@ class Backbone:
     name: str  # what tables and pictures call it
     model: Model
     source: str = ""  # what it was loaded from
+    share: float = 1.0  # of the patches that its cores read
+    stride: int | None = None  # pixels from one feature to the next; None: the patch size
 
     @property
     def veca(self) -> Veca:
@@ -76,6 +76,17 @@ class Backbone:
                 raise InputError(f"--cores {budget}: {self.source} has budgets from 1 to {self.bank}")
         return cores or (self.bank,)
 
+    def reading(self, share: float, stride: int | None) -> Backbone:
+        """The same model with a share of its patches read, or with features at another stride."""
+        if share < 1 or stride is not None:
+            self.veca  # noqa: B018  (refuses other models)
+        if not 0 < share <= 1:
+            raise InputError(f"--share must lie above 0 and at most at 1, not {share:g}")
+        if stride is not None and not (1 <= stride <= self.patch_size and self.patch_size % stride == 0):
+            raise InputError(f"--stride must divide the patch size {self.patch_size} of {self.source}, not {stride}")
+        self.share, self.stride = share, stride
+        return self
+
     def pixels(self, size: int) -> int:
         """The side nearest to `size` that holds whole patches."""
         return max(1, round(size / self.patch_size)) * self.patch_size
@@ -85,7 +96,10 @@ class Backbone:
         """images: B×3×H×W → global feature B×D, patch features B×N×D in row-major grid order."""
         images = images.to(self.device)
         if isinstance(self.model, Veca):
-            out = self.model(images, cores=cores)
+            if self.share < 1 or self.stride is not None:
+                out = scanned(self.model, images, cores, self.share, self.stride)
+            else:
+                out = self.model(images, cores=cores)
             return out.cls.float(), out.patches.float()
         grid = (images.shape[-2] // self.patch_size, images.shape[-1] // self.patch_size)
         seen = self.model(images, grid=grid)
@@ -126,18 +140,6 @@ def _hub_config(source: str) -> Path | None:
         return Path(hf_hub_download(source, "config.json"))
     except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
         return None
-
-
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the names, shapes and values of all weights, and over the configuration that gives them meaning."""
-    config = getattr(model, "config", None)
-    settings = config.to_dict() if config is not None else {}
-    settings = {name: value for name, value in settings.items() if name not in INCIDENTAL}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def short_names(sources: Sequence[str]) -> list[str]:

@@ -27,7 +27,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 from torch.utils.data import DataLoader, Dataset
 
-from veca.backbones import weights_digest
 from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
@@ -35,7 +34,7 @@ from veca.feature_folder import FeatureFolder
 from veca.folders import refuse_special, walk
 from veca.images import SUFFIXES, open_image, resize_to_patches, to_tensor
 from veca.model import Veca, VecaOutput
-from veca.weights import load
+from veca.weights import load, weights_digest
 from veca.workers import end_with_parent
 
 PENDING = 4  # batches' worth of decoded images that may wait for others of their grid

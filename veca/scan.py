@@ -45,9 +45,10 @@ from veca.streaming import (
     verbs_of,
 )
 from veca.strips import Strips, StripSource, open_strips
+from veca.weights import weights_digest
 
 if TYPE_CHECKING:
-    from veca.model import Veca
+    from veca.model import Veca, VecaOutput
 
 FORMAT = 1
 SAMPLES = 16  # an image is recognised by the mean colours of so many patches along each axis
@@ -263,8 +264,6 @@ class Scan:
 
         `more` goes to the file's header.
         """
-        from veca.backbones import weights_digest
-
         side = [torch.stack([getattr(layer, name)[0] for layer in self.path]) for name in ("key", "value")]
         limit = torch.finfo(torch.float16).max
         if any(float(part.float().abs().amax()) > limit for part in side):
@@ -340,6 +339,27 @@ def scan(
     return Scan(model, strips, journey.path, features, journey.coords[0].cpu(), share, inside)
 
 
+def scanned(
+    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: int | None = None
+) -> VecaOutput:
+    """What `model(images)` answers when only a share of the patches is read, or on a finer lattice: one by one, each
+    image (B×3×H×W) is scanned and then looked at as a whole.
+    """
+    from veca.model import VecaOutput
+
+    scans = [scan(model, image, cores, share=share) for image in images]
+    found = [one.look(stride=stride).features for one in scans]
+    height, width = found[0].shape[:2]
+    core_features = torch.stack([one.cores for one in scans]).to(images.device)
+    return VecaOutput(
+        cls=core_features[:, 0],
+        patches=torch.stack(found).flatten(1, 2).to(images.device),
+        cores=core_features,
+        coords=torch.stack([one.coords for one in scans]).to(images.device),
+        grid=(height, width),
+    )
+
+
 def choose(grid: tuple[int, int], share: float, inside: Tensor | None) -> Tensor | None:
     """Numbers of the patches to read, in order: an even share of those inside the mask; None: all.
 
@@ -385,8 +405,6 @@ def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) ->
 
     Both are recognised: the model by a digest of its weights, the image by its size and the colours of 256 patches.
     """
-    from veca.backbones import weights_digest
-
     refuse_changed(model)
     about, tensors = read_scan(Path(file), model)
     if about["weights"] != weights_digest(model):

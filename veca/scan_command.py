@@ -20,7 +20,7 @@ from veca.errors import InputError
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.model import Veca
 from veca.scan import Scan, open_scan, scan_header
-from veca.weights import load
+from veca.weights import load, weights_digest
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -135,8 +135,6 @@ def main(arguments: list[str]) -> int:
 
 def is_done(file: Path, image: Path, model: Veca, settings: ScanSettings) -> bool:
     """Whether an earlier run scanned this image, as it is now, with the same settings."""
-    from veca.backbones import weights_digest
-
     if not file.is_file():
         return False
     try:

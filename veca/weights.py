@@ -8,6 +8,7 @@ between them, and no byte that matters can change unnoticed. What a file can mak
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import pickletools
@@ -20,16 +21,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.files import remove_partials, whole_file, write_json
-from veca.integrations.remote import AUTO_MAP, PROCESSOR_MAP, write_code
 from veca.model import Veca
 from veca.official import config_of_official, is_official, tensors_of_official
+from veca.remote import AUTO_MAP, PROCESSOR_MAP, write_code
 
 BUNDLED = Path(__file__).parent / "bundled"  # one model folder per name that `veca.load` knows without a path
+# What transformers notes in a config besides the model: where it was, who wrote it, which precision the file has.
+INCIDENTAL = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 WEIGHTS, CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 
 # What weights are pickled with. PyTorch's own list also holds what allocates as much as it is told to.
@@ -264,3 +267,15 @@ def processor_fits(folder: Path, patch_size: int) -> bool:
 def one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over the names, shapes and values of all weights, and over the configuration that gives them meaning."""
+    config = getattr(model, "config", None)
+    settings = config.to_dict() if config is not None else {}
+    settings = {name: value for name, value in settings.items() if name not in INCIDENTAL}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

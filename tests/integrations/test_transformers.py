@@ -26,9 +26,9 @@ from transformers import (
 
 import veca
 import veca.integrations.transformers as integration
-from veca.backbones import weights_digest
 from veca.tasks.base.heads import Head
 from veca.tasks.depth import metres
+from veca.weights import weights_digest
 
 
 def test_the_entry_in_veca_registers_and_import_veca_does_not_import_transformers() -> None:

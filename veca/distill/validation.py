@@ -13,6 +13,7 @@ from veca.distill.losses import Standards, distillation_loss
 from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
 from veca.model import Veca
+from veca.scan import scanned
 from veca.teachers import TeacherOutput
 from veca.training.ranks import Ranks
 
@@ -42,8 +43,10 @@ class Validation:
         self.kept_bytes = 0
 
     @torch.no_grad()
-    def run(self, model: Veca, standards: Standards | None, stopped: Callable[[], bool]) -> Result | None:
-        """Figures over the grid, or None if the run was asked to stop."""
+    def run(
+        self, model: Veca, standards: Standards | None, stopped: Callable[[], bool], share: float = 1.0
+    ) -> Result | None:
+        """Figures over the grid, or None if the run was asked to stop; with `share`, of so many patches read."""
         device = self.ranks.device
         was_training = model.training
         model.eval()
@@ -66,7 +69,7 @@ class Validation:
                 target = self.teach(number, size, pixels)
                 for row, budget in enumerate(self.budgets):
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
-                        out = model(pixels, cores=budget)
+                        out = model(pixels, cores=budget) if share == 1 else scanned(model, pixels, budget, share)
                     loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
                     raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
                     values = [*loss[:4], raw.global_cosine, raw.dense_cosine]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veca.backbones import weights_digest
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.files import lock_folder, write_json
@@ -30,6 +29,7 @@ from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
 from veca.training.records import Records
 from veca.training.schedule import choose, epoch_order, learning_rate, random_at
+from veca.weights import weights_digest
 
 WARMUP = 0.1  # of the steps
 LOG_EVERY = 20

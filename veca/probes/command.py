@@ -127,7 +127,9 @@ def _grid(settings: Any) -> Any:
 
     device = pick_device(settings.device)
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
-    grid = Grid(settings.model, settings.size, settings.cores, settings.seeds, device, cache)
+    grid = Grid(
+        settings.model, settings.size, settings.cores, settings.seeds, device, cache, settings.share, settings.stride
+    )
     grid.check()
     return grid
 

@@ -45,7 +45,7 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
     backbones = [load_backbone(source, device) for source in settings.model]
     for backbone, name in zip(backbones, short_names(settings.model), strict=True):
         backbone.name = name
-        backbone.budgets(settings.cores)  # a budget it does not have is refused before the long work
+        backbone.reading(settings.share, None).budgets(settings.cores)  # refused before the long work
         if not isinstance(backbone.model, Veca) or backbone.width != teacher.width:
             raise InputError(
                 f"{backbone.source}: not a VECA whose features are as wide as the teacher's ({teacher.width})"
@@ -91,7 +91,7 @@ def rows(
     """One row per budget of one model at one size."""
     budgets = backbone.budgets(cores)
     validation.budgets = tuple(budget or backbone.veca.config.bank for budget in budgets)
-    result = validation.run(backbone.veca, standards, lambda: False)
+    result = validation.run(backbone.veca, standards, lambda: False, share=backbone.share)
     assert result is not None
     side = backbone.pixels(size)
     figures = result.grid[str(side)]

@@ -32,6 +32,8 @@ class Grid:
     seeds: int
     device: torch.device
     cache: Cache
+    share: float = 1.0
+    stride: int | None = None
 
     def check(self) -> None:
         """Refuse what cannot work before the long work: each model is loaded once and let go again."""
@@ -40,12 +42,12 @@ class Grid:
         if self.seeds < 1 or any(size < 1 for size in self.sizes):
             raise InputError("--seeds and --size must be at least 1")
         for source in self.models:
-            load_backbone(source).budgets(self.cores)
+            load_backbone(source).reading(self.share, self.stride).budgets(self.cores)
 
     def cells(self) -> Iterator[tuple[Backbone, int, Extractor]]:
         """Every model at every size and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
-            backbone = load_backbone(source, self.device)
+            backbone = load_backbone(source, self.device).reading(self.share, self.stride)
             backbone.name = name
             for size in self.sizes:
                 for cores in backbone.budgets(self.cores):

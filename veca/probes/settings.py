@@ -47,6 +47,8 @@ class Fidelity:
     """a model to compare with it, again for each: what veca.load takes, or random:veca_small"""
     cores: Numbers = (8, 16, 24, 32, 40, 48, 56, 64)
     """budgets"""
+    share: float = 1.0
+    """how many of the patches the cores read, evenly spread"""
     size: Numbers = (196, 252, 336, 448)
     """sides of the centre crop, rounded to whole patches"""
     images: int = 128

@@ -13,8 +13,8 @@ from transformers.backbone_utils import BackboneConfigMixin
 import veca.config
 from veca.errors import InputError
 from veca.integrations import SIZE
-from veca.integrations.remote import AUTO_MAP, write_code
 from veca.model import Veca
+from veca.remote import AUTO_MAP, write_code
 
 
 class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from transformers.processing_utils import ImagesKwargs
 from veca.errors import InputError
 from veca.images import MEAN, STD, grid_size, open_image, short_side_size
 from veca.integrations import SIZE
-from veca.integrations.remote import PROCESSOR_MAP, write_code
+from veca.remote import PROCESSOR_MAP, write_code
 
 
 class VecaImagesKwargs(ImagesKwargs, total=False):  # type: ignore[misc, call-arg]

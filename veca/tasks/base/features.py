@@ -152,7 +152,8 @@ class Extractor:
 
     def bytes(self, views: Sequence[View]) -> int:
         """What the dense features of these views take on the disk."""
-        return sum((1 + (view.side // self.backbone.patch_size) ** 2) * self.backbone.width * 2 for view in views)
+        stride = self.backbone.stride or self.backbone.patch_size
+        return sum((1 + (view.side // stride) ** 2) * self.backbone.width * 2 for view in views)
 
     def dense(self, views: Sequence[View], what: str) -> Features:
         """Patch and global features; raises where the cache cannot hold them all at once."""
@@ -202,6 +203,8 @@ class Extractor:
     def _key(self, views: Sequence[View], patches: bool) -> str:
         files = [view.key(_content(view.path)) for view in views]
         words = [FORMAT, self.backbone.digest, self.cores, patches, files]
+        if self.backbone.share < 1 or self.backbone.stride is not None:
+            words += [self.backbone.share, self.backbone.stride]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:40]
 
 

@@ -54,6 +54,10 @@ class ProbeOptions:
     """sides of the centre crop, rounded to whole patches; the image is first resized to 1.125 times that"""
     cores: Numbers = ()
     """budgets, for models that have them; all cores without this"""
+    share: float = 1.0
+    """how many of a VECA's patches its cores read, evenly spread"""
+    stride: int | None = None
+    """pixels between features of a VECA, a divisor of its patch size; None: the patch size"""
     seeds: int = 3
     """heads trained from different seeds; the table shows mean ± deviation"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
