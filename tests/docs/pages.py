@@ -73,6 +73,8 @@ SHORTER = (
     ("veca probe depth", DENSE),
     ("veca probe teacher", f"--size {SIDE} --images 2 --cores 8,64"),
     ("veca finetune", FINETUNE),
+    ("veca bench scan", "--model ./veca-s14 --sizes 56 --box 28 --share-sizes 56 --rounds 1"),
+    ("python docs/scan_picture.py", ""),
     ("veca bench distill", "--size 32 --batch 2 --steps 1 --rounds 1 --workers 0"),
     ("veca bench serve", "--model veca_tiny --clients 1 --seconds 3s --size 64 --min-size 32"),
     (r"veca bench.*--help", ""),

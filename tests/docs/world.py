@@ -43,7 +43,7 @@ def build(top: Path) -> Path:
     pairs(main / "nyu-depth", "depth", "test")
     scan = np.asarray(picture(4, 112, 98))
     np.save(main / "scan.npy", scan)
-    tifffile.imwrite(main / "big.tif", scan)
+    tifffile.imwrite(main / "big.tif", np.asarray(picture(5, 560, 518)), tile=(128, 128), photometric="rgb")
     teacher(main / "teacher")
     teacher(main / "teacher/dav2-small-encoder")
     dinov3(main / "dinov3")
