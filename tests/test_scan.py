@@ -21,12 +21,13 @@ from torch import Tensor
 
 import veca
 from veca import table
+from veca.backbones import Backbone
 from veca.block import Read, attend, read
 from veca.cli import main as run_command
 from veca.errors import InputError
 from veca.images import open_image, to_tensor
 from veca.model import Veca
-from veca.scan import choose, mask_of
+from veca.scan import choose, mask_of, scanned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -397,3 +398,32 @@ def test_a_mask_from_a_file(tmp_path: Path) -> None:
     Image.fromarray(mask).save(tmp_path / "tissue.png")
     scan = small().scan(photo(75, 115), cores=2, where=tmp_path / "tissue.png")
     assert scan.look().inside[0].tolist() == [False] * 3 + [True] * 4
+
+
+# For probes
+
+
+def test_scanned_images_equal_the_ordinary_pass_where_everything_is_read() -> None:
+    model, images = small(), torch.randn(2, 3, 48, 64)
+    expected, ours = plain(model, images, 6), scanned(model, images, 6)
+    assert ours.grid == (3, 4)
+    for name in ("cls", "patches", "cores", "coords"):
+        torch.testing.assert_close(getattr(ours, name), getattr(expected, name), atol=1e-4, rtol=0)
+    assert scanned(model, images, 6, stride=8).grid == (6, 8)
+
+
+def test_a_backbone_reads_a_share_or_looks_finer() -> None:
+    model, images = small(), torch.randn(2, 3, 64, 64)
+    backbone = Backbone("small", model, "small")
+    whole, patches = backbone.reading(0.25, 8)(images, 6)
+    assert patches.shape == (2, 64, 48)
+    expected = model.scan(images[1], cores=6, share=0.25)
+    torch.testing.assert_close(whole[1], expected.cls)
+    torch.testing.assert_close(patches[1], expected.look(stride=8).features.flatten(0, 1))
+    for share, stride, message in (
+        (0, None, "--share must lie above 0"),
+        (1, 5, "--stride must divide"),
+        (1, 32, "--stride"),
+    ):
+        with pytest.raises(InputError, match=message):
+            backbone.reading(share, stride)
