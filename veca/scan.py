@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from veca import table
@@ -53,6 +53,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 SAMPLES = 16  # an image is recognised by the mean colours of so many patches along each axis
 ALIKE = 0.05  # largest difference of such a colour, in deviations: decoders round differently
+DTYPES = {  # of what a scan file holds
+    "keys": torch.float16,
+    "values": torch.float16,
+    "cores": torch.float32,
+    "coords": torch.float32,
+    "colours": torch.float16,
+    "inside": torch.uint8,  # a bit a patch; only with a mask
+}
 LARGEST = 2**30  # bytes of a scan file that is opened
 Where = "str | os.PathLike[str] | np.ndarray[Any, Any] | Tensor | None"
 
@@ -264,6 +272,12 @@ class Scan:
 
         `more` goes to the file's header.
         """
+        data = self.pack(weights_digest(self.model), **more)
+        with whole_file(file) as temporary:
+            temporary.write_bytes(data)
+
+    def pack(self, weights: str, **more: Any) -> bytes:
+        """What `save` writes; `weights` is the model's digest."""
         side = [torch.stack([getattr(layer, name)[0] for layer in self.path]) for name in ("key", "value")]
         limit = torch.finfo(torch.float16).max
         if any(float(part.float().abs().amax()) > limit for part in side):
@@ -280,15 +294,14 @@ class Scan:
         about = {
             **more,
             "format": FORMAT,
-            "weights": weights_digest(self.model),
+            "weights": weights,
             "size": list(self.size),
             "share": self.share,
             "cores": len(self.cores),
             "veca": __version__,
         }
-        with whole_file(file) as temporary:
-            whole = {name: part.contiguous() for name, part in tensors.items()}
-            save_file(whole, temporary, {"scan": json.dumps(about)})
+        whole = {name: part.contiguous() for name, part in tensors.items()}
+        return bytes(save(whole, {"scan": json.dumps(about)}))
 
 
 def is_grid(edges: Tensor, patch: int) -> bool:
@@ -405,25 +418,30 @@ def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) ->
 
     Both are recognised: the model by a digest of its weights, the image by its size and the colours of 256 patches.
     """
+    return opened(Path(file), source, model, weights_digest(model))
+
+
+def opened(file: Path | bytes, source: StripSource, model: Veca, weights: str) -> Scan:
+    """The same of a file, or of its bytes; `weights` is the model's digest."""
     refuse_changed(model)
-    about, tensors = read_scan(Path(file), model)
-    if about["weights"] != weights_digest(model):
-        raise InputError(f"{file} was made with other weights than this model's; scan the image again with this one")
+    label, (about, tensors) = name_of(file), read_scan(file, model)
+    if about["weights"] != weights:
+        raise InputError(f"{label} was made with other weights than this model's; scan the image again with this one")
     strips = open_strips(source, model.patch_size)
     name = source if isinstance(source, (str, os.PathLike)) else "the image"
     if list(strips.size) != about["size"]:
         size, given = ("×".join(map(str, pair)) for pair in (about["size"], strips.size))
-        raise InputError(f"{file} was made of an image of {size} pixels; {name} has {given}")
+        raise InputError(f"{label} was made of an image of {size} pixels; {name} has {given}")
     colours = sample_colours(strips, model.patch_size).float()
     if colours.shape != tensors["colours"].shape or not bool(
         ((colours - tensors["colours"].float()).abs() <= ALIKE).all()
     ):
-        raise InputError(f"{file} was made of another image than {name}: their colours differ")
+        raise InputError(f"{label} was made of another image than {name}: their colours differ")
     grid, inside = grid_of(model, strips), None
     if "inside" in tensors:
         bits = np.unpackbits(tensors["inside"].numpy())[: grid[0] * grid[1]]
         if len(bits) != grid[0] * grid[1]:
-            raise InputError(f"{file}: its mask does not fit the image; the file is damaged")
+            raise InputError(f"{label}: its mask does not fit the image; the file is damaged")
         inside = torch.from_numpy(bits.astype(bool)).view(grid)
     device, dtype = model.patch_embed.proj.weight.device, dtype_of(model)
     keys, values = (tensors[part].to(device, dtype) for part in ("keys", "values"))
@@ -431,23 +449,33 @@ def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) ->
     return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside)
 
 
-def scan_header(file: Path) -> dict[str, Any]:
+def name_of(file: Path | bytes) -> str:
+    return "the scan" if isinstance(file, bytes) else str(file)
+
+
+def scan_header(file: Path | bytes) -> dict[str, Any]:
     """What a scan file says of itself, checked."""
-    if not file.is_file():
+    name = name_of(file)
+    if isinstance(file, Path) and not file.is_file():
         raise InputError(f"{file}: {'is a folder, not a scan' if file.is_dir() else 'no such file'}")
-    if file.stat().st_size > LARGEST:
+    if isinstance(file, Path) and file.stat().st_size > LARGEST:
         raise InputError(f"{file}: {file.stat().st_size / 1e9:.1f} GB is no scan; those have about a megabyte")
     try:
-        with safe_open(file, "pt") as opened:
-            about = json.loads((opened.metadata() or {})["scan"])
+        if isinstance(file, bytes):  # safetensors opens files only; theirs begin with the length of the header
+            text = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["scan"]
+        else:
+            with safe_open(file, "pt") as safe:
+                text = (safe.metadata() or {})["scan"]
+        about = json.loads(text)
         if about["format"] != FORMAT:
-            raise InputError(f"{file} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
+            raise InputError(f"{name} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
         share, size, cores = about["share"], about["size"], about["cores"]
         if not (
             isinstance(about["weights"], str)
             and isinstance(share, (int, float))
             and 0 < share <= 1
             and isinstance(cores, int)
+            and cores > 0
             and isinstance(size, list)
             and all(isinstance(side, int) for side in size)
         ):
@@ -455,23 +483,24 @@ def scan_header(file: Path) -> dict[str, Any]:
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{file}: not a scan that veca wrote, or damaged") from None
+        raise InputError(f"{name}: not a scan that veca wrote, or damaged") from None
     return dict(about)
 
 
-def read_scan(file: Path, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_scan(file: Path | bytes, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header and the tensors of a scan file, checked against the model's shape."""
-    about, config = scan_header(file), model.config
-    with safe_open(file, "pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    about, config, source = scan_header(file), model.config, name_of(file)
     cores = about["cores"]
     side = (config.depth, config.heads, cores, config.head_width)
     expected = {"keys": side, "values": side, "cores": (cores, config.feature_width), "coords": (cores, 2)}
-    if not expected.keys() | {"colours"} <= tensors.keys():
-        raise InputError(f"{file}: not a scan that veca wrote, or damaged")
+    try:
+        tensors = load(file) if isinstance(file, bytes) else load_file(file)
+        if any(tensors[name].dtype != dtype for name, dtype in DTYPES.items() if name != "inside" or name in tensors):
+            raise ValueError("dtype")
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AssertionError):
+        raise InputError(f"{source}: not a scan that veca wrote, or damaged") from None
     if any(tuple(tensors[name].shape) != shape for name, shape in expected.items()):
-        raise InputError(f"{file} was made with a model of another shape; scan the image again with this one")
-    values = [part for name, part in tensors.items() if name != "inside"]
-    if not all(part.is_floating_point() and bool(torch.isfinite(part).all()) for part in values):
-        raise InputError(f"{file}: it holds values that are not finite; the file is damaged")
+        raise InputError(f"{source} was made with a model of another shape; scan the image again with this one")
+    if not all(bool(torch.isfinite(tensors[name]).all()) for name in (*expected, "colours")):
+        raise InputError(f"{source}: it holds values that are not finite; the file is damaged")
     return about, tensors

@@ -66,7 +66,8 @@ def test_the_token_is_asked_for(tight: Server) -> None:
         assert (answer.status_code, answer.json()["error"]["reason"]) == (401, "unauthorised")
         assert answer.headers["www-authenticate"] == "Bearer"
     assert HTTP.post(url, content=picture(0), headers=AUTHORISED).status_code == 200
-    assert HTTP.get(f"{tight.url}/metrics").status_code == 401
+    for path in ("/metrics", "/v1/scan", "/v1/look"):
+        assert HTTP.request("GET" if path == "/metrics" else "POST", f"{tight.url}{path}").status_code == 401
     assert HTTP.get(f"{tight.url}/healthz").status_code == 200
 
 

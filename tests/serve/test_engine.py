@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from veca import Veca, VecaConfig
+from veca.errors import InputError
 from veca.images import to_tensor
 from veca.model import VecaOutput
 from veca.serve.elastic import Controller, Rung, image_cost
-from veca.serve.engine import Engine, Ticket
+from veca.serve.engine import Engine, Job, Ticket
 from veca.serve.metrics import Metrics
 
 CONFIG = VecaConfig(depth=2, width=32, heads=2, patch_size=16)
@@ -84,6 +85,22 @@ def test_batches_by_grid_and_budget_and_answers_as_if_alone(model: Watched, engi
         np.testing.assert_allclose(answer.cls, expected.cls[0], atol=1e-5)
         np.testing.assert_allclose(answer.patches.reshape(-1, 32), expected.patches[0], atol=1e-5)
         assert (answer.grid, answer.cores) == (item.grid, item.cores)
+
+
+def test_jobs_run_alone_and_pass_on_what_they_refuse(model: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(cores: int) -> None:
+        raise InputError("not this")
+
+    engine = engine_of(model, delay=1000.0)
+    jobs = [Job(lambda cores: cores, 16, 7), Job(lambda cores: -cores, 16, 7), Job(lambda cores: cores, 16, None)]
+    wrong = Job(refuse, 16, 7)
+    engine.waiting.extend([*jobs, wrong])
+    engine.thread.start()
+    assert [job.future.result(timeout=30) for job in jobs] == [7, -7, 64]
+    with pytest.raises(InputError, match="not this"):
+        wrong.future.result(timeout=30)
+    engine.stop()
+    assert not caplog.records  # a client's mistake is nothing for the operator
 
 
 def test_a_full_batch_does_not_wait(model: Watched) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 Array = np.ndarray[Any, Any]
-MEDIA = {"json": "application/json", "npz": "application/x-npz", "png": "image/png"}
+MEDIA = {"json": "application/json", "npz": "application/x-npz", "png": "image/png", "scan": "application/octet-stream"}
 
 # Dark to light through blue, green and yellow, so that a map also reads in grey.
 PALETTE = np.array([(13, 8, 65), (43, 57, 136), (32, 120, 142), (58, 178, 114), (180, 214, 60), (253, 240, 150)])
@@ -35,7 +35,7 @@ def _pieces(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _array(array: Array) -> Iterator[str]:
     if array.ndim == 1:
-        yield json.dumps(array.astype(np.float64).round(7).tolist())
+        yield json.dumps((array if array.dtype == bool else array.astype(np.float64).round(7)).tolist())
         return
     yield "["
     for index, row in enumerate(array):

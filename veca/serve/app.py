@@ -23,6 +23,7 @@ from veca.serve.gate import Gate
 from veca.serve.memory import HeldResponse
 from veca.serve.openapi import describe
 from veca.serve.problems import ClientGone, Problem
+from veca.serve.scans import read_box, read_points
 from veca.serve.service import Hand, Result, Service
 
 
@@ -48,6 +49,20 @@ class SimilarityWishes(Wishes):
 
 class ExploreWishes(Wishes):
     pass
+
+
+class ScanWishes(Wishes):
+    size: int | None = Field(None, ge=1, description="Shorter side in pixels. Without it the photo's own size.")
+    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service chooses.")
+    share: float = Field(1.0, gt=0, le=1, description="The cores read an even share of the patches.")
+
+
+class LookWishes(Wishes):
+    size: int | None = Field(None, ge=1, description="As it was for the scan.")
+    box: str | None = Field(None, description="x,y,width,height in pixels. Without it the whole picture.")
+    points: str | None = Field(None, description="x,y of each in pixels, a space between two; instead of a box.")
+    stride: int | None = Field(None, ge=1, description="Pixels from feature to feature. Without it the patch size.")
+    format: Literal["json", "npz"] = "json"
 
 
 def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
@@ -116,6 +131,50 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
             text = await service.page(hand, "image", size)
         used = {"X-Veca-Model": ascii_only(service.name), "X-Veca-Size": str(size)}
         return HeldResponse(service.memory, text.encode(), "text/html; charset=utf-8", used)
+
+    @api.post("/v1/scan")
+    async def scan(request: Request, wishes: Annotated[ScanWishes, Query()]) -> Response:
+        """The scan of a photo, a file for the client to keep: with it, /v1/look gives any part of the photo."""
+        check(service, wishes.size, wishes.cores)
+        async with service.hand(request, ("image",)) as hand:
+            body, picture, cores = await service.scan(hand, wishes.size, wishes.cores, wishes.share)
+        height, width = picture.pixels.shape[:2]
+        used = {
+            "X-Veca-Model": ascii_only(service.name),
+            "X-Veca-Image": f"{width}x{height}",
+            "X-Veca-Cores": str(cores),
+            "X-Veca-Lowered": str(wishes.cores is None and cores < service.best.cores).lower(),
+            "X-Veca-Grid": "{}x{}".format(*picture.grid),
+        }
+        return HeldResponse(service.memory, body, MEDIA["scan"], used)
+
+    @api.post("/v1/look")
+    async def look(request: Request, wishes: Annotated[LookWishes, Query()]) -> Response:
+        """Features of any part of a scanned photo, as the whole pass gives them.
+
+        A form with the photo (`image`) and its scan (`scan`).
+        """
+        check(service, wishes.size, None)
+        stride = wishes.stride or service.patch_size
+        if stride > service.patch_size:
+            raise Problem(422, "bad_parameter", f"stride: must lie between 1 and {service.patch_size}, not {stride}")
+        box, points = read_box(wishes.box), read_points(wishes.points)
+        if box is not None and points is not None:
+            raise Problem(422, "bad_parameter", "look at a box or at points, not both")
+        async with service.hand(request, ("image", "scan")) as hand:
+            found, scan = await service.look(hand, wishes.size, box, points, stride)
+            values = {
+                "model": service.name,
+                "cores": len(scan.cores),
+                "share": scan.share,
+                "image": list(scan.size),
+                "stride": stride,
+                "box": list(found.box),
+                **{name: getattr(found, name).numpy() for name in ("centres", "inside", "features")},
+            }
+            body = await service.encode(hand, encode_npz if wishes.format == "npz" else encode_json, values)
+        used = {"X-Veca-Model": ascii_only(service.name), "X-Veca-Cores": str(len(scan.cores))}
+        return HeldResponse(service.memory, body, MEDIA[wishes.format], used)
 
     @api.get("/healthz")
     async def healthz() -> Response:

@@ -3,7 +3,8 @@
 A ticket is one decoded image. The thread takes the oldest ticket, joins to it whatever waits with the same grid and
 budget, waits for more at most `delay` after the oldest arrived, and runs them as one batch. A ticket whose future was
 cancelled (its client left, or its time ran out) is dropped unrun. A ticket without a budget of its own gets the one
-that the elastic controller can afford at the moment it is run.
+that the elastic controller can afford at the moment it is run. A job is a ticket for anything else that the model does
+for a client; it runs alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from veca.errors import InputError
 from veca.images import to_tensor
 from veca.model import Veca
 from veca.serve.elastic import Controller, Rung, image_cost
@@ -44,11 +47,19 @@ class Ticket:
         self.cores = cores  # None: what the controller says
         self.dense = dense
         self.arrived = time.monotonic()
-        self.future: Future[Answer] = Future()
+        self.future: Future[Any] = Future()  # of an Answer, or of what a job gives
 
     @property
     def patches(self) -> int:
         return self.grid[0] * self.grid[1]
+
+
+class Job(Ticket):
+    """`work`, given the budget, costs about as much as an image of so many patches."""
+
+    def __init__(self, work: Callable[[int], Any], patches: int, cores: int | None) -> None:
+        super().__init__(np.empty(0), (1, patches), cores, dense=False)
+        self.work = work
 
 
 class Engine:
@@ -84,7 +95,7 @@ class Engine:
             ticket.arrived = -math.inf  # waits for no company
             self.submit(ticket).result()
 
-    def submit(self, ticket: Ticket) -> Future[Answer]:
+    def submit(self, ticket: Ticket) -> Future[Any]:
         with self.changed:
             if self.stopping:
                 raise RuntimeError("the engine is stopped")
@@ -173,11 +184,11 @@ class Engine:
     def _group(self) -> tuple[list[Ticket], int, bool]:
         """The oldest ticket with those that can join it, and whether no more could; a full group goes before it."""
         elastic = self._update().cores
-        groups: dict[tuple[tuple[int, int], int], list[Ticket]] = {}
+        groups: dict[tuple[tuple[int, int], int, int], list[Ticket]] = {}
         for ticket in self.waiting:
             if ticket.future.cancelled():
                 continue
-            key = (ticket.grid, ticket.cores or elastic)
+            key = (ticket.grid, ticket.cores or elastic, id(ticket) if isinstance(ticket, Job) else 0)
             group = groups.setdefault(key, [])
             group.append(ticket)
             if len(group) == self._limit(ticket):
@@ -186,11 +197,11 @@ class Engine:
                     return group, key[1], True
         if not groups:  # cancelling needs no lock: the last ticket may go at any moment
             return [], elastic, False
-        (_, cores), group = next(iter(groups.items()))
+        (_, cores, _), group = next(iter(groups.items()))
         return group[: self._limit(group[0])], cores, len(group) >= self._limit(group[0])
 
     def _limit(self, ticket: Ticket) -> int:
-        return max(1, min(self.batch, self.batch_patches // ticket.patches))
+        return 1 if isinstance(ticket, Job) else max(1, min(self.batch, self.batch_patches // ticket.patches))
 
     def _answer(self, batch: list[Ticket], cores: int) -> None:
         started = time.monotonic()
@@ -202,7 +213,8 @@ class Engine:
                 for ticket in batch:
                     self._answer([ticket], cores)
                 return
-            log.exception("the model failed on an image of grid %s", batch[0].grid)
+            if not isinstance(error, InputError):  # the client's mistake
+                log.exception("the model failed on an image of grid %s", batch[0].grid)
             self.running_cost = 0.0
             batch[0].future.set_exception(error)
             return
@@ -223,7 +235,9 @@ class Engine:
             self._update()
 
     @torch.inference_mode()
-    def _compute(self, batch: list[Ticket], cores: int) -> list[Answer]:
+    def _compute(self, batch: list[Ticket], cores: int) -> list[Any]:
+        if isinstance(batch[0], Job):
+            return [batch[0].work(cores)]
         images = torch.stack([to_tensor(Image.fromarray(ticket.pixels)) for ticket in batch])  # B×3×H×W
         out = self.model(images.to(self.device), cores=cores)
         cls = out.cls.float().cpu().numpy()

@@ -14,7 +14,7 @@ from veca.serve.service import Service
 log = logging.getLogger("veca.serve")
 ROUTES = {
     *("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"),
-    *("/v1/features", "/v1/similarity", "/v1/explore"),
+    *("/v1/features", "/v1/similarity", "/v1/explore", "/v1/scan", "/v1/look"),
 }
 
 # Pages are whole in themselves: a browser is told to load nothing from anywhere, and to talk to this service only.

@@ -17,7 +17,7 @@ REASONS = {
     408: "The upload took too long.",
     413: "Too many bytes, or too many pixels.",
     415: "Not an image.",
-    422: "A parameter is wrong, the image is damaged or missing, or it is too elongated for this size.",
+    422: "A parameter is wrong, the image or scan is damaged, missing or another, or too elongated for this size.",
     503: "Too busy (see Retry-After) or shutting down.",
     504: "It took longer than the service allows.",
 }
@@ -62,6 +62,21 @@ SIMILARITY = {
         "map": {"type": "array", "items": NUMBERS},
     },
 }
+LOOK = {
+    "type": "object",
+    "required": ["model", "cores", "share", "image", "stride", "box", "centres", "inside", "features"],
+    "properties": {
+        "model": {"type": "string"},
+        "cores": {"type": "integer", "description": "Budget of the scan."},
+        "share": {"type": "number", "description": "How many of the patches the scan read."},
+        "image": {**PAIR, "description": "Width and height of the scanned picture, in whose pixels all places are."},
+        "stride": {"type": "integer"},
+        "box": {**PAIR, "minItems": 4, "maxItems": 4, "description": "x, y, width, height that were looked at."},
+        "centres": {"type": "array", "description": "The middle of each patch: h×w×2, of points n×2."},
+        "inside": {"type": "array", "description": "Whether the mask of the scan includes it: h×w or n."},
+        "features": {"type": "array", "description": "h×w×D, of points n×D."},
+    },
+}
 UPLOADS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "/v1/features": (("image",), {"application/json": {"schema": FEATURES}, "application/x-npz": {"schema": BINARY}}),
     "/v1/similarity": (
@@ -72,6 +87,8 @@ UPLOADS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "application/x-npz": {"schema": BINARY},
         },
     ),
+    "/v1/scan": (("image",), {"application/octet-stream": {"schema": BINARY}}),
+    "/v1/look": (("image", "scan"), {"application/json": {"schema": LOOK}, "application/x-npz": {"schema": BINARY}}),
     "/v1/explore": (("image",), {"text/html": {"schema": {"type": "string"}}}),
 }
 
@@ -87,8 +104,11 @@ def describe(api: FastAPI, service: Service, asks_token: bool) -> None:
         schema["components"] = {"schemas": {"Error": ERROR}}
         for path, (fields, answers) in UPLOADS.items():
             operation = schema["paths"][path]["post"]
-            form = {"type": "object", "properties": dict.fromkeys(fields, BINARY), "required": ["image"]}
+            needed = [name for name in fields if name != "other"]
+            form = {"type": "object", "properties": dict.fromkeys(fields, BINARY), "required": needed}
             content = {"application/octet-stream": {"schema": BINARY}, "multipart/form-data": {"schema": form}}
+            if len(needed) > 1:
+                del content["application/octet-stream"]
             operation["requestBody"] = {"required": True, "content": content}
             operation["responses"] = {"200": {"description": "Done.", "content": answers}, **problems(asks_token)}
             for parameter in operation["parameters"]:
@@ -132,3 +152,5 @@ def bound(parameter: dict[str, Any], service: Service) -> None:
             kind.update(minimum=service.patch_size, maximum=service.settings.max_size)
         if parameter["name"] == "cores":
             kind.update(minimum=1, maximum=service.bank)
+        if parameter["name"] == "stride":
+            kind.update(minimum=1, maximum=service.patch_size)

@@ -14,16 +14,19 @@ import numpy as np
 from PIL import Image
 from starlette.requests import Request
 
+from veca.backbones import weights_digest
 from veca.errors import InputError
 from veca.images import grid_size
 from veca.model import Veca
+from veca.scan import Look, Scan, opened
 from veca.serve.bodies import images_of, read_body
 from veca.serve.decode import Picture
 from veca.serve.elastic import Controller, Rung, image_cost, ladder
-from veca.serve.engine import Answer, Engine, Ticket
+from veca.serve.engine import Answer, Engine, Job, Ticket
 from veca.serve.memory import Memory, Share
 from veca.serve.metrics import Metrics
 from veca.serve.problems import ClientGone, Problem
+from veca.serve.scans import Box, largest_scan, looks
 from veca.serve.settings import Settings
 from veca.serve.workers import Workers
 
@@ -81,8 +84,10 @@ class Service:
         config = model.config
         self.model, self.settings, self.name = model, settings, settings.model.rstrip("/").split("/")[-1]
         self.patch_size, self.bank = config.patch_size, config.bank
+        self.weights = weights_digest(model)
         self.metrics = Metrics()
         largest = 4 * settings.max_size**2
+        self.most = max(1, largest // self.patch_size**2)  # patches of one picture
         rungs = ladder(
             settings.size,
             settings.cores or model.default_cores,
@@ -98,7 +103,7 @@ class Service:
             self.metrics,
             settings.batch,
             settings.delay,
-            batch_patches=largest // self.patch_size**2,
+            batch_patches=self.most,
             threads=settings.threads,
         )
         self.workers = Workers(settings.decoders, self.patch_size, settings.max_pixels, largest)
@@ -162,14 +167,8 @@ class Service:
         `size` and `cores` are the client's own wishes. What it leaves to us is what we can afford when it is decoded
         and when it is run, or what `rung` says.
         """
-        self.engine.ahead += 1
-        try:
-            started = time.monotonic()
-            chosen = size or (rung or self.engine.rung()).size
-            picture = await self._decoded(hand, self.workers.picture, name, chosen)
-            self.metrics.decode_seconds.observe(time.monotonic() - started)
-        finally:
-            self.engine.ahead -= 1
+        chosen = size or (rung or self.engine.rung()).size
+        picture = await self._picture(hand, name, chosen)
         # A number of a dense feature takes 4 bytes, and about 12 more once it is written out.
         numbers = picture.grid[0] * picture.grid[1] * self.model.num_features if dense else 0
         hand.replace(name, picture.pixels.nbytes + 16 * numbers)
@@ -177,6 +176,42 @@ class Service:
         answer = await hand.wait(asyncio.wrap_future(self.engine.submit(ticket)))
         lowered = (size is None and chosen < self.best.size) or (cores is None and answer.cores < self.best.cores)
         return Result(answer, picture, chosen, lowered)
+
+    async def scan(self, hand: Hand, size: int | None, cores: int | None, share: float) -> tuple[bytes, Picture, int]:
+        """The scan file of a photo, in its own size unless another is asked for, the picture and the budget."""
+        picture = await self._picture(hand, "image", size)
+        hand.replace("image", picture.pixels.nbytes)
+
+        def work(budget: int) -> tuple[bytes, Picture, int]:
+            scan = self.model.scan(picture.pixels, cores=budget, share=share)
+            return scan.pack(self.weights), picture, budget
+
+        patches = max(1, round(share * picture.grid[0] * picture.grid[1]))
+        job = self.engine.submit(Job(work, patches, cores))
+        return await unless_refused("cannot_scan", hand.wait(asyncio.wrap_future(job)))
+
+    async def look(
+        self, hand: Hand, size: int | None, box: Box | None, points: list[tuple[float, float]] | None, stride: int
+    ) -> tuple[Look, Scan]:
+        """A part of a photo along the scan that was sent with it."""
+        file = hand.images.get("scan")
+        if file is None:
+            raise Problem(422, "missing_scan", "no scan: send the file that /v1/scan gave as the form field 'scan'")
+        limit = largest_scan(self.model, self.most)
+        if len(file) > limit:
+            raise Problem(413, "too_many_bytes", f"a scan of this model has at most {limit} bytes, not {len(file)}")
+        picture = await self._picture(hand, "image", size)
+        hand.replace("image", picture.pixels.nbytes)
+        count = looks(box, points, stride, picture.pixels, self.patch_size)
+        if count > self.most:
+            message = f"these are {count} features, and at most {self.most} are answered at once: take a smaller box"
+            raise Problem(422, "too_many_features", message)
+        opening = self._in(self.encoders, opened, file, picture.pixels, self.model, self.weights)
+        scan = await unless_refused("wrong_scan", hand.wait(opening))
+        hand.replace("scan", 2 * len(file) + 16 * count * self.model.num_features)  # as for a dense feature
+        job = Job(lambda _: scan.look(box, points, stride), count, len(scan.cores))
+        found = hand.wait(asyncio.wrap_future(self.engine.submit(job)))
+        return await unless_refused("bad_parameter", found), scan
 
     async def page(self, hand: Hand, name: str, size: int) -> str:
         """The explorer page; built one at a time beside the engine, because it takes seconds."""
@@ -201,7 +236,17 @@ class Service:
     def _page_is_done(self) -> None:
         self.pages -= 1
 
-    async def _decoded(self, hand: Hand, function: Callable[..., T], name: str, size: int) -> T:
+    async def _picture(self, hand: Hand, name: str, size: int | None) -> Picture:
+        self.engine.ahead += 1
+        try:
+            started = time.monotonic()
+            picture = await self._decoded(hand, self.workers.picture, name, size)
+            self.metrics.decode_seconds.observe(time.monotonic() - started)
+            return picture
+        finally:
+            self.engine.ahead -= 1
+
+    async def _decoded(self, hand: Hand, function: Callable[..., T], name: str, size: int | None) -> T:
         """An upload decoded in one of the processes, in no more time than the request has left."""
 
         def work(function: Callable[..., Any]) -> Any:
@@ -245,3 +290,11 @@ class Service:
     def _change(self, count: int) -> None:
         self.in_hand += count
         self.metrics.queue.set(self.in_hand)
+
+
+async def unless_refused(reason: str, work: Awaitable[T]) -> T:
+    """The library's own line becomes the problem's."""
+    try:
+        return await work
+    except InputError as error:
+        raise Problem(422, reason, str(error)[:500]) from None

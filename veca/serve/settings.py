@@ -49,7 +49,8 @@ Bytes = Annotated[
 
 @dataclass(frozen=True)
 class Settings:
-    """Serve features over HTTP: an upload page at /, POST /v1/features, /v1/similarity and /v1/explore.
+    """Serve features over HTTP: an upload page at /, POST /v1/features, /v1/similarity, /v1/explore, /v1/scan and
+    /v1/look.
 
     With --slo the service is elastic: as its queue grows it lowers the core budget of requests that did not fix their
     own, down to --min-cores, and with --min-size their image size too; it raises them again as the queue empties.

@@ -48,7 +48,7 @@ class Workers:
             except NotStarted:
                 raise InputError("no process to decode uploads could be started; is there memory left?") from None
 
-    def picture(self, body: bytes, size: int, name: str, seconds: float) -> Picture:
+    def picture(self, body: bytes, size: int | None, name: str, seconds: float) -> Picture:
         """The picture that the model sees; `Decoder.picture` says what is refused."""
         about, pixels = self._ask({"what": "picture", "size": size, "name": name}, body, seconds)
         array = np.frombuffer(pixels, np.uint8).reshape(about["shape"])
@@ -60,7 +60,7 @@ class Workers:
         photo: np.ndarray[Any, Any] = np.frombuffer(pixels, np.uint8).reshape(about["shape"])
         return photo
 
-    def pixels(self, body: bytes, size: int, name: str, seconds: float) -> int:
+    def pixels(self, body: bytes, size: int | None, name: str, seconds: float) -> int:
         """How many pixels the photo has, once its header says that it is small enough."""
         return int(self._ask({"what": "check", "size": size, "name": name}, body, seconds)[0]["pixels"])
 
