@@ -65,7 +65,10 @@ def command(*arguments: object) -> list[str]:
 
 
 def options(model: Path, out: Path, *more: object) -> list[str]:
-    return [str(value) for value in ("--out", out, "--model", model, "--size", SIZE, "--cores", CORES, *more)]
+    return [
+        str(value)
+        for value in ("--out", out, "--model", model, "--size", SIZE, "--cores", CORES, "--dtype", "float32", *more)
+    ]
 
 
 def rows(out: Path) -> dict[str, dict[str, Any]]:
@@ -236,6 +239,7 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (("--size", 64), r"made with size 48 \(now 64\)"),
         (("--cores", 4), r"made with cores 8 \(now 4\)"),
         (("--dense",), r"made with dense False \(now True\)"),
+        (("--dtype", "bfloat16"), r"made with dtype float32 \(now bfloat16\); use"),
     ):
         with pytest.raises(InputError, match=message):
             main([*start, *map(str, change)])
@@ -249,6 +253,46 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         assert main([*start, "--model", str(tmp_path / "moved")]) == 0
     finally:
         (tmp_path / "moved").rename(model)
+
+
+def test_a_folder_of_before_there_was_a_choice_of_precision_is_float32(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = [str(photos), *options(model, tmp_path / "out", "--workers", 0)]
+    assert main(start) == 0
+    file = tmp_path / "out" / "settings.json"
+    file.write_text(
+        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "dtype"})
+    )
+    with pytest.raises(InputError, match=r"made with dtype float32 \(now bfloat16\)"):
+        main([*start, "--dtype", "bfloat16"])
+    assert main(start) == 0
+    assert "0 images done, 6 were there before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bfloat16_is_near_float32_on_a_photograph(streamed: bool, tmp_path: Path) -> None:
+    folder = Path(str(pytest.importorskip("skimage.data").__file__)).parent
+    with Image.open(folder / "astronaut.png") as image:
+        image.convert("RGB").resize((224, 224)).save(tmp_path / "photo.png")
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        out = tmp_path / dtype
+        words = [str(tmp_path / "photo.png"), "--out", str(out), "--dtype", dtype]
+        more = ["--stream"] if streamed else ["--size", "224", "--workers", "0", "--dense"]
+        assert main([*words, *more]) == 0
+        if streamed:
+            dense, cls = np.load(out / "photo.png.npy"), np.load(out / "photo.png.npz")["cls"]
+        else:
+            assert json.loads((out / "settings.json").read_text())["dtype"] == dtype
+            (row,) = rows(out).values()
+            with np.load(out / row["output"]) as file:
+                dense, cls = file["patches"], file["cls"]
+        assert (dense.dtype, cls.dtype, dense.shape) == (np.float32, np.float32, (16, 16, 384))
+        found[dtype] = torch.from_numpy(dense).flatten(0, 1), torch.from_numpy(cls)[None]
+    for ours, exact in zip(found["bfloat16"], found["float32"], strict=True):
+        assert not torch.equal(ours, exact)
+        assert float(torch.cosine_similarity(ours, exact).mean()) > 0.999
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from veca.backbones import weights_digest
 from veca.cli import parse
-from veca.devices import pick_device
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
 from veca.folders import refuse_special, walk
@@ -77,6 +77,8 @@ class Settings:
     """images of equal grid that go through the model together"""
     workers: int = min(8, max(1, (os.cpu_count() or 2) // 2))
     """processes that decode; 0 decodes in this one"""
+    dtype: Dtype = "auto"
+    """precision of the network; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
@@ -123,12 +125,15 @@ def main(arguments: list[str]) -> int:
         if getattr(settings, name) < least:
             raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
     paths = find_images(settings.paths)
-    model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
+    device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device)
+    model = load(settings.model, cores=settings.cores, device=device, dtype=dtype)
     made_with = {
         "model": settings.model,
         "weights": weights_digest(model),
         "size": settings.size,
         "cores": settings.cores,
+        "dtype": str(dtype).removeprefix("torch."),
         "dense": settings.dense,
     }
     try:
@@ -214,8 +219,9 @@ def no_memory(error: RuntimeError) -> bool:
 @torch.inference_mode()
 def write_batch(model: Veca, batch: list[Decoded], folder: FeatureFolder, settings: Settings) -> None:
     images = torch.stack([to_tensor(Image.fromarray(item.pixels)) for item in batch if item.pixels is not None])
+    weight = model.patch_embed.proj.weight
     try:
-        output: VecaOutput = model(images.to(model.bank.tokens.device), cores=settings.cores)
+        output: VecaOutput = model(images.to(weight.device, weight.dtype), cores=settings.cores)
     except RuntimeError as error:
         if not no_memory(error):
             raise

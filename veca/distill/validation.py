@@ -64,9 +64,10 @@ class Validation:
                     continue
                 pixels = batch.images.to(device)
                 target = self.teach(number, size, pixels)
+                seen_by_model = pixels.to(model.patch_embed.proj.weight.dtype)
                 for row, budget in enumerate(self.budgets):
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
-                        out = model(pixels, cores=budget)
+                        out = model(seen_by_model, cores=budget)
                     loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
                     raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
                     values = [*loss[:4], raw.global_cosine, raw.dense_cosine]
