@@ -239,6 +239,7 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (("--size", 64), r"made with size 48 \(now 64\)"),
         (("--cores", 4), r"made with cores 8 \(now 4\)"),
         (("--dense",), r"made with dense False \(now True\)"),
+        (("--dense", "--stride", 8), r"made with dense False \(now True\), stride None \(now 8\)"),
         (("--dtype", "bfloat16"), r"made with dtype float32 \(now bfloat16\); use"),
     ):
         with pytest.raises(InputError, match=message):
@@ -268,6 +269,32 @@ def test_a_folder_of_before_there_was_a_choice_of_precision_is_float32(
         main([*start, "--dtype", "bfloat16"])
     assert main(start) == 0
     assert "0 images done, 6 were there before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stride", [8, 7, 16])
+def test_a_finer_map(stride: int, photos: Path, model: Path, tmp_path: Path) -> None:
+    """Each cell has the feature centred on it (tests/test_scan.py says what that is); at the border, moved inside."""
+    out, loaded = tmp_path / "out", veca.load(model)
+    assert main([str(photos), *options(model, out, "--workers", 0, "--dense", "--stride", stride)]) == 0
+    assert json.loads((out / "settings.json").read_text())["stride"] == stride
+    index = rows(out)
+    assert len(index) == 6
+    for path, row in index.items():
+        x = veca.preprocess(path, size=SIZE, patch_size=16)
+        with torch.inference_mode():
+            whole = loaded(x, cores=CORES)
+            cells = loaded.scan(x[0], cores=CORES)
+        height, width = x.shape[-2:]
+        with np.load(out / row["output"]) as file:
+            cls, patches = torch.from_numpy(file["cls"]), torch.from_numpy(file["patches"])
+        assert tuple(row["grid"]) == patches.shape[:2] == (-(-height // stride), -(-width // stride))
+        torch.testing.assert_close(cls, whole.cls[0], atol=1e-5, rtol=0)
+        if stride == 16:
+            torch.testing.assert_close(patches, whole.patches[0].unflatten(0, whole.grid), atol=1e-5, rtol=0)
+        middles = [(j + 0.5, i + 0.5) for i in range(row["grid"][0]) for j in range(row["grid"][1])]
+        inside = [(min(max(a * stride, 8), width - 8), min(max(b * stride, 8), height - 8)) for a, b in middles]
+        points = cells.look(points=inside).features
+        torch.testing.assert_close(patches.flatten(0, 1), points, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -304,6 +331,9 @@ def test_bfloat16_is_near_float32_on_a_photograph(streamed: bool, tmp_path: Path
         (["{photos}", "--model", "veca_tiny"], "no model at 'veca_tiny'"),
         (["{photos}", "--cores", "17"], "cores must be a whole number from 1 to 16"),
         (["{photos}", "--size", "0"], "--size must be at least 1"),
+        (["{photos}", "--stride", "8"], "--stride is about the feature of every patch: it needs --dense"),
+        (["{photos}", "--dense", "--stride", "17"], "--stride lies between 1 and this model's patch size 16, not 17"),
+        (["{photos}", "--dense", "--stride", "0"], "--stride lies between 1 and this model's patch size 16, not 0"),
         (["{photos}", "--batch", "0"], "--batch must be at least 1"),
         (["{photos}", "--workers", "-1"], "--workers must be at least 0"),
         (["{photos}", "--device", "nowhere"], "--device nowhere cannot be used here"),

@@ -20,7 +20,7 @@ import numpy as np
 from veca.errors import InputError
 from veca.files import lock_folder, read_json, refuse_file, whole_file, write_json, write_text
 
-EARLIER = {"dtype": "float32"}  # what folders were made with before their settings said so
+EARLIER = {"dtype": "float32", "stride": None}  # what folders were made with before their settings said so
 
 
 class FeatureFolder:
