@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from veca.devices import pick_device
+from veca.devices import pick_device, pick_dtype
 from veca.errors import InputError
 
 
@@ -32,3 +32,15 @@ def test_a_device_that_is_not_there_is_one_line() -> None:
     with pytest.raises(InputError, match=r"--device cuda cannot be used here: .*; use --device cpu"):
         pick_device("cuda")
     assert pick_device("cpu", 1) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_auto_is_bfloat16_only_where_the_cpu_computes_in_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN also takes bfloat16 on a CPU with AVX512 alone, and imitates it there."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
+    cpu = torch.device("cpu")
+    assert pick_dtype("auto", cpu) == (torch.bfloat16 if native else torch.float32)
+    assert pick_dtype("bfloat16", cpu) == torch.bfloat16
+    with pytest.raises(InputError, match="--dtype is auto, float32 or bfloat16, not 'float16'"):
+        pick_dtype("float16", cpu)

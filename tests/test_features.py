@@ -65,7 +65,10 @@ def command(*arguments: object) -> list[str]:
 
 
 def options(model: Path, out: Path, *more: object) -> list[str]:
-    return [str(value) for value in ("--out", out, "--model", model, "--size", SIZE, "--cores", CORES, *more)]
+    return [
+        str(value)
+        for value in ("--out", out, "--model", model, "--size", SIZE, "--cores", CORES, "--dtype", "float32", *more)
+    ]
 
 
 def rows(out: Path) -> dict[str, dict[str, Any]]:
@@ -236,6 +239,8 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (("--size", 64), r"made with size 48 \(now 64\)"),
         (("--cores", 4), r"made with cores 8 \(now 4\)"),
         (("--dense",), r"made with dense False \(now True\)"),
+        (("--dense", "--stride", 8), r"made with dense False \(now True\), stride None \(now 8\)"),
+        (("--dtype", "bfloat16"), r"made with dtype float32 \(now bfloat16\); use"),
     ):
         with pytest.raises(InputError, match=message):
             main([*start, *map(str, change)])
@@ -251,6 +256,72 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (tmp_path / "moved").rename(model)
 
 
+def test_a_folder_of_before_there_was_a_choice_of_precision_is_float32(
+    photos: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = [str(photos), *options(model, tmp_path / "out", "--workers", 0)]
+    assert main(start) == 0
+    file = tmp_path / "out" / "settings.json"
+    file.write_text(
+        json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "dtype"})
+    )
+    with pytest.raises(InputError, match=r"made with dtype float32 \(now bfloat16\)"):
+        main([*start, "--dtype", "bfloat16"])
+    assert main(start) == 0
+    assert "0 images done, 6 were there before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stride", [8, 7, 16])
+def test_a_finer_map(stride: int, photos: Path, model: Path, tmp_path: Path) -> None:
+    """Each cell has the feature centred on it (tests/test_scan.py says what that is); at the border, moved inside."""
+    out, loaded = tmp_path / "out", veca.load(model)
+    assert main([str(photos), *options(model, out, "--workers", 0, "--dense", "--stride", stride)]) == 0
+    assert json.loads((out / "settings.json").read_text())["stride"] == stride
+    index = rows(out)
+    assert len(index) == 6
+    for path, row in index.items():
+        x = veca.preprocess(path, size=SIZE, patch_size=16)
+        with torch.inference_mode():
+            whole = loaded(x, cores=CORES)
+            cells = loaded.scan(x[0], cores=CORES)
+        height, width = x.shape[-2:]
+        with np.load(out / row["output"]) as file:
+            cls, patches = torch.from_numpy(file["cls"]), torch.from_numpy(file["patches"])
+        assert tuple(row["grid"]) == patches.shape[:2] == (-(-height // stride), -(-width // stride))
+        torch.testing.assert_close(cls, whole.cls[0], atol=1e-5, rtol=0)
+        if stride == 16:
+            torch.testing.assert_close(patches, whole.patches[0].unflatten(0, whole.grid), atol=1e-5, rtol=0)
+        middles = [(j + 0.5, i + 0.5) for i in range(row["grid"][0]) for j in range(row["grid"][1])]
+        inside = [(min(max(a * stride, 8), width - 8), min(max(b * stride, 8), height - 8)) for a, b in middles]
+        points = cells.look(points=inside).features
+        torch.testing.assert_close(patches.flatten(0, 1), points, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bfloat16_is_near_float32_on_a_photograph(streamed: bool, tmp_path: Path) -> None:
+    folder = Path(str(pytest.importorskip("skimage.data").__file__)).parent
+    with Image.open(folder / "astronaut.png") as image:
+        image.convert("RGB").resize((224, 224)).save(tmp_path / "photo.png")
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        out = tmp_path / dtype
+        words = [str(tmp_path / "photo.png"), "--out", str(out), "--dtype", dtype]
+        more = ["--stream"] if streamed else ["--size", "224", "--workers", "0", "--dense"]
+        assert main([*words, *more]) == 0
+        if streamed:
+            dense, cls = np.load(out / "photo.png.npy"), np.load(out / "photo.png.npz")["cls"]
+        else:
+            assert json.loads((out / "settings.json").read_text())["dtype"] == dtype
+            (row,) = rows(out).values()
+            with np.load(out / row["output"]) as file:
+                dense, cls = file["patches"], file["cls"]
+        assert (dense.dtype, cls.dtype, dense.shape) == (np.float32, np.float32, (16, 16, 384))
+        found[dtype] = torch.from_numpy(dense).flatten(0, 1), torch.from_numpy(cls)[None]
+    for ours, exact in zip(found["bfloat16"], found["float32"], strict=True):
+        assert not torch.equal(ours, exact)
+        assert float(torch.cosine_similarity(ours, exact).mean()) > 0.999
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -260,6 +331,9 @@ def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path
         (["{photos}", "--model", "veca_tiny"], "no model at 'veca_tiny'"),
         (["{photos}", "--cores", "17"], "cores must be a whole number from 1 to 16"),
         (["{photos}", "--size", "0"], "--size must be at least 1"),
+        (["{photos}", "--stride", "8"], "--stride is about the feature of every patch: it needs --dense"),
+        (["{photos}", "--dense", "--stride", "17"], "--stride lies between 1 and this model's patch size 16, not 17"),
+        (["{photos}", "--dense", "--stride", "0"], "--stride lies between 1 and this model's patch size 16, not 0"),
         (["{photos}", "--batch", "0"], "--batch must be at least 1"),
         (["{photos}", "--workers", "-1"], "--workers must be at least 0"),
         (["{photos}", "--device", "nowhere"], "--device nowhere cannot be used here"),

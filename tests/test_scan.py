@@ -356,6 +356,7 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     tifffile.imwrite(tmp_path / "big.tif", values, tile=(32, 32), photometric="rgb")
     (tmp_path / "broken.tif").write_text("no picture")
     scan = ["scan", str(tmp_path / "big.tif"), "--out", str(tmp_path / "scans"), "--model", str(tmp_path / "model")]
+    scan += ["--dtype", "float32"]
     assert run_command([*scan, "--cores", "9"]) == 0
     assert "115×75 pixels, 4×7 patches" in capsys.readouterr().out
     assert (
@@ -368,14 +369,15 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "1 images scanned" in capsys.readouterr().out
 
     file, out = str(tmp_path / "scans/big.tif.scan"), tmp_path / "part.npy"
-    assert run_command(["look", file, "--box", "16,16,48,32", "--out", str(out)]) == 0
+    look = ["look", file, "--dtype", "float32"]
+    assert run_command([*look, "--box", "16,16,48,32", "--out", str(out)]) == 0
     expected = plain(model, to_tensor(open_image(values[:64, :112]))[None], 8).patches[0].view(4, 7, -1)
     np.testing.assert_allclose(np.load(out), expected[1:3, 1:4].numpy(), atol=5e-3)
     assert json.loads(out.with_suffix(".json").read_text())["box"] == [16, 16, 48, 32]
     (tmp_path / "places.csv").write_text("8,8\n24,40\n")
-    assert run_command(["look", file, "--points", str(tmp_path / "places.csv"), "--out", str(out)]) == 0
+    assert run_command([*look, "--points", str(tmp_path / "places.csv"), "--out", str(out)]) == 0
     np.testing.assert_allclose(np.load(out), expected[[0, 2], [0, 1]].numpy(), atol=5e-3)
-    assert run_command(["look", file, "--stride", "8", "--out", str(out)]) == 0
+    assert run_command([*look, "--stride", "8", "--out", str(out)]) == 0
     assert np.load(out).shape == (8, 14, 48)
     capsys.readouterr()
     for wrong, message in (
@@ -385,7 +387,7 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--image", str(tmp_path / "none.tif")], "no such file"),
         (["--model", "veca-s14"], "another shape"),
     ):
-        assert run_command(["look", file, *wrong, "--out", str(out)]) == 2
+        assert run_command([*look, *wrong, "--out", str(out)]) == 2
         assert message in capsys.readouterr().err
     assert run_command(["look", str(tmp_path / "big.tif"), "--out", str(out)]) == 2
     assert run_command(["scan", str(tmp_path), "--out", str(tmp_path / "scans")]) == 2

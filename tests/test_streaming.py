@@ -517,7 +517,7 @@ def test_the_command_writes_a_mapped_array(tmp_path: Path, capsys: pytest.Captur
     model.save(tmp_path / "model")
     path = tiff(tmp_path / "big.tif", photo(70, 100), tile=(32, 32), photometric="rgb")
     arguments = ["--out", str(tmp_path / "out"), "--model", str(tmp_path / "model"), "--cores", "5"]
-    assert run_command(["features", "--stream", str(path), *arguments, "--tile", "7"]) == 0
+    assert run_command(["features", "--stream", str(path), *arguments, "--tile", "7", "--dtype", "float32"]) == 0
     assert "4×6 features of 96×64 pixels" in capsys.readouterr().out
     expected = plain(model, to_tensor(open_image(tifffile.imread(path)[:64, :96]))[None], 5)
     dense = np.load(tmp_path / "out/big.tif.npy", mmap_mode="r")

@@ -50,6 +50,10 @@ class Backbone:
         return next(self.model.parameters()).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
     def patch_size(self) -> int:
         return self.model.patch_size
 
@@ -94,7 +98,7 @@ class Backbone:
     @torch.inference_mode()
     def __call__(self, images: Tensor, cores: int | None = None) -> tuple[Tensor, Tensor]:
         """images: B×3×H×W → global feature B×D, patch features B×N×D in row-major grid order."""
-        images = images.to(self.device)
+        images = images.to(self.device, self.dtype)
         if isinstance(self.model, Veca):
             if self.share < 1 or self.stride is not None:
                 out = scanned(self.model, images, cores, self.share, self.stride)
@@ -106,7 +110,7 @@ class Backbone:
         return seen.cls.float(), seen.patches.float()
 
 
-def load_backbone(source: str, device: str | torch.device = "cpu") -> Backbone:
+def load_backbone(source: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:
     """A frozen model in evaluation mode, by any of the names at the top of this file."""
     if source.startswith(RANDOM):
         with torch.random.fork_rng(devices=[]):
@@ -114,7 +118,7 @@ def load_backbone(source: str, device: str | torch.device = "cpu") -> Backbone:
             model: Model = create_model(source.removeprefix(RANDOM))
     else:
         model = load(source) if is_veca(source) else load_teacher(source)
-    return Backbone(Path(source).name or source, model.to(device).eval().requires_grad_(False), source)
+    return Backbone(Path(source).name or source, model.to(device, dtype).eval().requires_grad_(False), source)
 
 
 def is_veca(source: str) -> bool:

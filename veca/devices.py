@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from veca.errors import InputError
 
+Dtype = Literal["auto", "float32", "bfloat16"]
+
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, else float32."""
-    from veca.fused import native_bfloat16
-
+    """`auto` is bfloat16 where the device computes in it rather than imitating it, else float32."""
     if name == "auto":
-        native = native_bfloat16() if device.type == "cpu" else device.type == "cuda" and torch.cuda.is_bf16_supported()
-        name = "bfloat16" if native else "float32"
+        name = "bfloat16" if fast_bfloat16(device) else "float32"
     if name not in ("float32", "bfloat16"):
         raise InputError(f"--dtype is auto, float32 or bfloat16, not {name!r}")
     dtype: torch.dtype = getattr(torch, name)

@@ -20,6 +20,8 @@ import numpy as np
 from veca.errors import InputError
 from veca.files import lock_folder, read_json, refuse_file, whole_file, write_json, write_text
 
+EARLIER = {"dtype": "float32", "stride": None}  # what folders were made with before their settings said so
+
 
 class FeatureFolder:
     """Open for one run; what an earlier run with the same settings finished is kept.
@@ -86,12 +88,13 @@ class FeatureFolder:
             if self.index_path.exists():
                 raise InputError(f"{self.folder} has an index but no settings.json; use another --out")
             write_json(path, self.settings)
-        before = read_json(path)
+        before = EARLIER | read_json(path)
         # The model's name may differ as long as its weights are the same.
         changed = [name for name in self.settings if name != "model" and before.get(name) != self.settings[name]]
         if changed:
-            what = ", ".join(f"{name} {before.get(name)} (now {self.settings[name]})" for name in changed)
-            if "weights" in changed:
+            named = [name for name in changed if name != "weights"]
+            what = ", ".join(f"{name} {before.get(name)} (now {self.settings[name]})" for name in named)
+            if "weights" in changed and "dtype" not in changed:  # in another precision the weights are others too
                 what = f"the model {before.get('model')} with other weights"
             raise InputError(f"{self.folder} holds features made with {what}; use another --out, or the same settings")
 

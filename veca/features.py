@@ -25,10 +25,11 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from veca.cli import parse
-from veca.devices import pick_device
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.feature_folder import FeatureFolder
 from veca.folders import refuse_special, walk
@@ -53,6 +54,7 @@ class Settings:
     Examples:
       veca features photos/ --out features/
       veca features a.jpg b.png scans/ --out features/ --size 1024 --cores 16 --dense
+      veca features photos/ --out fine/ --dense --stride 7
       veca features --stream big.tif --out features/     (any size, exactly; --stream --help has its own options)
 
     Read one back: np.load("features/photos-0a1b2c3d4e/a.jpg.npz")["cls"]
@@ -72,10 +74,14 @@ class Settings:
     """a bundled name, a model folder, a .safetensors, an authors' .pt or a hub id"""
     dense: tyro.conf.FlagCreatePairsOff[bool] = False
     """write a feature for every patch too"""
+    stride: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """with --dense: pixels from one feature to the next, from 1 to the patch size (None); fewer make a finer map"""
     batch: int = 16
     """images of equal grid that go through the model together"""
     workers: int = min(8, max(1, (os.cpu_count() or 2) // 2))
     """processes that decode; 0 decodes in this one"""
+    dtype: Dtype = "auto"
+    """precision of the network; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
@@ -121,14 +127,23 @@ def main(arguments: list[str]) -> int:
     for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
         if getattr(settings, name) < least:
             raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
+    if settings.stride is not None and not settings.dense:
+        raise InputError("--stride is about the feature of every patch: it needs --dense")
     paths = find_images(settings.paths)
-    model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
+    device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device)
+    model = load(settings.model, cores=settings.cores, device=device, dtype=dtype)
+    patch = model.patch_size
+    if settings.stride is not None and not 1 <= settings.stride <= patch:
+        raise InputError(f"--stride lies between 1 and this model's patch size {patch}, not {settings.stride}")
     made_with = {
         "model": settings.model,
         "weights": weights_digest(model),
         "size": settings.size,
         "cores": settings.cores,
+        "dtype": str(dtype).removeprefix("torch."),
         "dense": settings.dense,
+        "stride": settings.stride,
     }
     try:
         with FeatureFolder(settings.out, made_with) as folder:
@@ -157,7 +172,8 @@ def extract(model: Veca, paths: list[Path], folder: FeatureFolder, settings: Set
         return failed
     with progress() as bar:
         task = bar.add_task("features", total=len(paths))
-        for batch in batches(decode(paths, model.patch_size, settings), settings.batch):
+        together = settings.batch if settings.stride is None else 1  # finer maps are large
+        for batch in batches(decode(paths, model.patch_size, settings), together):
             if batch[0].error:
                 folder.add_error(batch[0].path, batch[0].error)
                 failed += batch
@@ -214,7 +230,7 @@ def no_memory(error: RuntimeError) -> bool:
 def write_batch(model: Veca, batch: list[Decoded], folder: FeatureFolder, settings: Settings) -> None:
     images = torch.stack([to_tensor(Image.fromarray(item.pixels)) for item in batch if item.pixels is not None])
     try:
-        output: VecaOutput = model(images.to(model.bank.tokens.device), cores=settings.cores)
+        found = list(features_of(model, images, settings))
     except RuntimeError as error:
         if not no_memory(error):
             raise
@@ -223,11 +239,23 @@ def write_batch(model: Veca, batch: list[Decoded], folder: FeatureFolder, settin
             f"not enough memory for {len(batch)} images of {width}×{height}; run the same command again to continue, "
             f"with a smaller --batch or --size"
         ) from error
-    for index, item in enumerate(batch):
-        features = {"cls": output.cls[index].float().cpu().numpy()}
+    for item, (cls, dense) in zip(batch, found, strict=True):
+        features = {"cls": cls.float().cpu().numpy()}
         if settings.dense:
-            features["patches"] = output.patches[index].float().reshape(*output.grid, -1).cpu().numpy()
-        folder.add(item.path, features, item.size, output.grid)
+            features["patches"] = dense.float().cpu().numpy()
+        folder.add(item.path, features, item.size, (dense.shape[0], dense.shape[1]))
+
+
+def features_of(model: Veca, images: Tensor, settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
+    """The global feature (D) and the map (h×w×D) of each image, on the model's grid or on the finer one of a stride."""
+    if settings.stride is not None:
+        for image in images:
+            scan = model.scan(image, cores=settings.cores)
+            yield scan.cls, scan.look(stride=settings.stride).features
+        return
+    weight = model.patch_embed.proj.weight
+    output: VecaOutput = model(images.to(weight.device, weight.dtype), cores=settings.cores)
+    yield from zip(output.cls, output.patches.unflatten(1, output.grid), strict=True)
 
 
 def find_images(paths: tuple[Path, ...]) -> list[Path]:

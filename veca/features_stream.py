@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from veca.cli import parse
-from veca.devices import pick_device
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.files import refuse_file, whole_file
 from veca.images import image_size
@@ -54,6 +54,8 @@ class StreamSettings:
     """how tokens are kept between layers, and features written; float16 halves both and rounds"""
     spill: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """keep the tokens in a file in this folder instead of in memory"""
+    dtype: Dtype = "auto"
+    """precision of the network; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
@@ -69,7 +71,8 @@ def main(arguments: list[str]) -> int:
     refuse_file(settings.out)
     from veca.features import no_memory
 
-    model = load(settings.model, cores=settings.cores, device=pick_device(settings.device))
+    device = pick_device(settings.device)
+    model = load(settings.model, cores=settings.cores, device=device, dtype=pick_dtype(settings.dtype, device))
     for path in settings.paths:
         try:
             check_room(model, path, settings)

@@ -15,14 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from veca.cli import parse
-from veca.devices import pick_device, pick_dtype
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.model import Veca
 from veca.scan import Scan, open_scan, scan_header
 from veca.weights import load, weights_digest
-
-Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(kw_only=True)

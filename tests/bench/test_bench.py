@@ -139,6 +139,27 @@ def test_command(tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").stat().st_size > 10_000
 
 
+def test_bfloat16(tmp_path: Path) -> None:
+    done = run(
+        *("--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--rounds", "1", "--dtype", "bfloat16"),
+        *("--paths", "whole", "attention", "training", "--against", "dinov3", "dense", "products", "stream", "int8"),
+        *("--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "bench.json").read_text())
+    assert results["machine"]["dtype"] == "bfloat16"
+    assert "bfloat16" in (tmp_path / "bench.md").read_text()
+    assert next(row for row in results["rows"] if row["arm"] == "veca, 8 cores")["memory_mb"] > 0
+    out = network(Arm("veca", 8), SMALL, 64, 1, CPU, torch.bfloat16)()
+    assert out.patches.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    done = run(
+        *("scan", "--sizes", "56", "--box", "28", "--share-sizes", "56", "--rounds", "1", "--dtype", "bfloat16"),
+        *("--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "scan.json").read_text())["machine"]["dtype"] == "bfloat16"
+
+
 def test_ways_and_training(tmp_path: Path) -> None:
     done = run(
         *("--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--rounds", "1", "--no-memory"),

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from veca.cli import main
+from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.probes.paper import paper_rows
 from veca.probes.tables import Row, Table
@@ -222,6 +223,35 @@ def test_a_head_refuses_other_weights(probe: Probe, classes: Path, teacher: Path
     status, text = probe("predict", head, classes / "test/red/0.png", "--model", TINY, "--out", tmp_path / "seen")
     assert status == 2
     assert "not the weights this head was trained on" in text
+
+
+def test_bfloat16_has_its_own_features_and_its_head_remembers_it(
+    probe: Probe, classes: Path, pixels: Path, teacher: Path, tmp_path: Path
+) -> None:
+    models = ("--model", TINY, "--model", teacher, "--size", 32, "--seeds", 1)
+    counts, digests = [], []
+    for dtype in ("auto", "float32", "bfloat16"):
+        words = () if dtype == "float32" else ("--dtype", dtype)  # the default is float32, on every machine
+        if dtype == "auto" and fast_bfloat16(torch.device("cpu")):
+            continue
+        assert probe("classify", "--data", classes, *models, *words, "--out", tmp_path / dtype)[0] == 0
+        results = json.loads((tmp_path / dtype / "results.json").read_text())
+        assert results["settings"]["dtype"] == ("bfloat16" if dtype == "bfloat16" else "float32")
+        digests.append([row["weights"] for row in results["rows"]])
+        counts.append(len(list((tmp_path / "cache").glob("*.safetensors"))))
+    assert counts[-1] == 2 * counts[-2]
+    assert counts[0] == counts[-2]
+    assert set(digests[-1]).isdisjoint(digests[-2])
+    heads = tmp_path / "bfloat16" / "heads"
+    for head in heads.iterdir():
+        assert json.loads((head / "head.json").read_text())["dtype"] == "bfloat16"
+        status, text = probe("predict", head, classes / "test/red/0.png", "--out", tmp_path / "seen")
+        assert (status, '"red"' in text) == (0, True), text
+        assert probe("score", head, "--data", classes / "test")[0] == 0
+    words = ("--data", pixels, *models, "--steps", 5, "--dtype", "bfloat16", "--out", tmp_path / "segment")
+    assert probe("segment", *words)[0] == 0
+    (head, _) = (tmp_path / "segment" / "heads").iterdir()
+    assert probe("predict", head, pixels / "val/images/0.png", "--out", tmp_path / "seen")[0] == 0
 
 
 @pytest.mark.parametrize("task", ["classify", "knn", "segment", "depth", "predict", "score"])

@@ -80,6 +80,18 @@ def test_cosines_agree_with_plain_arithmetic(root: Path, tmp_path: Path, capsys:
         assert 0 < row["metrics"]["constant"]["mean"] < 1
 
 
+def test_bfloat16_is_near_float32(root: Path, tmp_path: Path) -> None:
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        words = ["--data", str(root / "photos"), "--teacher", str(root / "teacher"), "--model", str(root / "start")]
+        more = ["--cores", "8", "--size", "28", "--images", "3", "--out", str(tmp_path / dtype), "--dtype", dtype]
+        assert main(["probe", "teacher", *words, *more, "--device", "cpu"]) == 0
+        (row,) = json.loads((tmp_path / dtype / "results.json").read_text())["rows"]
+        found[dtype] = row["metrics"]["dense_cosine"]["mean"]
+    assert found["bfloat16"] != found["float32"]
+    assert found["bfloat16"] == pytest.approx(found["float32"], abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -32,8 +32,9 @@ class Server:
             environment["VECA_TOKEN"] = token
         if cwd is not None:
             environment["TMPDIR"] = str(cwd)
+        words = ["serve", "--model", str(model), "--port", "0", "--dtype", "float32", *arguments]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "veca.cli", "serve", "--model", str(model), "--port", "0", *arguments],
+            [sys.executable, "-m", "veca.cli", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -133,6 +135,17 @@ def test_explore_gives_a_whole_page(server: Server) -> None:
     assert "<!doctype html>" in answer.text[:100].lower()
     assert 'src="http' not in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_service_in_bfloat16(start: Callable[..., Server], library: veca.Veca) -> None:
+    server = start("--size", "96", "--threads", "1", "--dtype", "bfloat16")
+    got = npz(post(server, "/v1/features?dense=true&format=npz", picture(3)))
+    out = expected(library, picture(3), 96, 64)
+    assert got["patches"].dtype == got["cls"].dtype == np.float32
+    ours, exact = torch.from_numpy(got["patches"]).flatten(0, 1), out.patches[0]
+    assert not torch.equal(ours, exact)
+    assert float(torch.cosine_similarity(ours, exact, dim=-1).mean()) > 0.999
+    assert "<!doctype html>" in post(server, "/v1/explore?size=64", picture(7)).text[:100].lower()
 
 
 @pytest.mark.parametrize(

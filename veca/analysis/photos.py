@@ -42,7 +42,7 @@ def photo_tensor(photo: Photo, model: Model, size: int, device: torch.device) ->
         raise InputError(f"the size must be at least one patch ({model.patch_size} pixels), not {size}")
     grid = grid_size(photo.image.width, photo.image.height, size, model.patch_size)
     pixels = resize_to_patches(photo.image, size, model.patch_size, name=photo.name)
-    return to_tensor(pixels).unsqueeze(0).to(device), grid
+    return to_tensor(pixels).unsqueeze(0).to(device, next(model.parameters()).dtype), grid
 
 
 @torch.inference_mode()

@@ -19,6 +19,7 @@ from veca.errors import InputError, require
 from veca.model import Veca
 
 Call = Callable[[], object]
+FLOAT32 = torch.float32
 PREFIX = {"dinov2": 1, "dinov3": 5}  # tokens before the patches: a class token, and DINOv3's four registers
 
 
@@ -33,12 +34,16 @@ class Arm(NamedTuple):
         return f"{self.name}, {self.cores} cores" if self.cores else self.name
 
 
-def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
+def network(
+    arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, dtype: torch.dtype = FLOAT32
+) -> Call:
     """A whole forward pass of `batch` size×size images, random weights."""
     if arm.name == "products":
         torch.manual_seed(0)
-        return products(config, size, arm.cores, batch, device)
-    model, images = build(arm, config, device), torch.randn(batch, 3, size, size, device=device)
+        return products(config, size, arm.cores, batch, device, dtype)
+    if arm.name in ("onnx", "int8"):
+        dtype = FLOAT32  # exported files have no other
+    model, images = build(arm, config, device, dtype), torch.randn(batch, 3, size, size, device=device).to(dtype)
     if arm.name in PREFIX:
         return lambda: model(images)
     if arm.name in ("onnx", "int8"):
@@ -53,13 +58,13 @@ def network(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.d
     return lambda: ours(images, cores=arm.cores)
 
 
-def build(arm: Arm, config: VecaConfig, device: torch.device) -> nn.Module:
+def build(arm: Arm, config: VecaConfig, device: torch.device, dtype: torch.dtype = FLOAT32) -> nn.Module:
     """The network of an arm, in evaluation mode, the same random weights every time."""
     torch.manual_seed(0)
     if arm.name in PREFIX:
-        return dino(arm.name, config).to(device)
+        return dino(arm.name, config).to(device, dtype)
     attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
-    return Veca(replace(config, attention=attention)).eval().to(device)
+    return Veca(replace(config, attention=attention)).eval().to(device, dtype)
 
 
 def in_onnxruntime(model: nn.Module, arm: Arm, images: Tensor) -> Call:
@@ -81,11 +86,13 @@ def in_onnxruntime(model: nn.Module, arm: Arm, images: Tensor) -> Call:
     return lambda: session.run(None, feed)
 
 
-def training_step(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
+def training_step(
+    arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, dtype: torch.dtype = FLOAT32
+) -> Call:
     """A forward and a backward pass; arms whose name ends in `checkpointed` compute activations again."""
     name, _, checkpointed = arm.name.partition(" ")
-    model = build(Arm(name, arm.cores), config, device).train()
-    images = torch.randn(batch, 3, size, size, device=device)
+    model = build(Arm(name, arm.cores), config, device, dtype).train()
+    images = torch.randn(batch, 3, size, size, device=device).to(dtype)
     if checkpointed and isinstance(model, Veca):
         model.set_grad_checkpointing(True)
     elif checkpointed:
@@ -103,11 +110,13 @@ def training_step(arm: Arm, config: VecaConfig, size: int, batch: int, device: t
     return run
 
 
-def attention_path(arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device) -> Call:
+def attention_path(
+    arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, dtype: torch.dtype = FLOAT32
+) -> Call:
     """The attention of every layer alone, from queries, keys and values to the mixed values (paper, Fig. S.7)."""
     patches, heads, cores = (size // config.patch_size) ** 2, config.heads, arm.cores
     tokens = patches + PREFIX.get(arm.name, cores)
-    q, k, v = torch.randn(3, batch, heads, tokens, config.head_width, device=device)
+    q, k, v = torch.randn(3, batch, heads, tokens, config.head_width, device=device).to(dtype)
 
     def dense() -> None:
         for _ in range(config.depth):
@@ -121,7 +130,9 @@ def attention_path(arm: Arm, config: VecaConfig, size: int, batch: int, device: 
     return core_periphery if arm.name == "veca" else dense
 
 
-def products(config: VecaConfig, size: int, cores: int, batch: int, device: torch.device) -> Call:
+def products(
+    config: VecaConfig, size: int, cores: int, batch: int, device: torch.device, dtype: torch.dtype = FLOAT32
+) -> Call:
     """Every matrix product of a VECA forward pass, of the same shapes, into memory that is there already."""
     width, hidden, heads, d = config.width, config.hidden_width, config.heads, config.head_width
     patches = (size // config.patch_size) ** 2
@@ -129,7 +140,7 @@ def products(config: VecaConfig, size: int, cores: int, batch: int, device: torc
     first = hidden * (2 if config.mlp == "swiglu" else 1)
 
     def new(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device) * 0.05
+        return (torch.randn(*shape, device=device) * 0.05).to(dtype)
 
     # (rows, weights of every layer, result): weights differ by layer, as they do in a network
     linear = [(new(tokens, width), new(config.depth, width, width), new(tokens, width)) for _ in range(4)]

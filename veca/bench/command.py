@@ -21,7 +21,7 @@ from veca.bench.measure import interleaved, machine, peak_memory
 from veca.bench.report import markdown, put_section, show, slope, write
 from veca.cli import parse
 from veca.config import MODELS, VecaConfig, model_config
-from veca.devices import pick_device
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.weights import load
 
@@ -71,6 +71,8 @@ class Bench:
     """measure peak memory too (on a CPU, each in a process of its own)"""
     threads: int = 0
     """CPU threads; 0: as many as PyTorch takes"""
+    dtype: Dtype = "float32"
+    """precision of the networks; auto: bfloat16 where the device computes in it. ONNX files keep their own"""
     device: str = "cpu"
     """cpu, cuda, mps"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("bench")
@@ -125,6 +127,7 @@ def check(settings: Bench, config: VecaConfig) -> None:
 def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, Any]:
     """Every row of every table, and the slopes."""
     device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device)
     rows: list[dict[str, Any]] = []
     with console.status("starting") as status:
         for kind in settings.paths:
@@ -134,12 +137,13 @@ def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, 
                     def said(what: str, where: str = f"{kind}, {size}², batch {batch}") -> None:
                         status.update(f"{where}: {what}")
 
-                    rows += measure_size(settings, config, kind, size, batch, device, said)
+                    rows += measure_size(settings, config, kind, size, batch, device, dtype, said)
     slopes = []
     for path, batch, arm in dict.fromkeys((row["path"], row["batch"], row["arm"]) for row in rows):
         points = [(r["patches"], r["best_ms"]) for r in rows if (r["path"], r["batch"], r["arm"]) == (path, batch, arm)]
         slopes.append({"path": path, "batch": batch, "arm": arm, "slope": slope(points)})
-    return {"model": settings.model, "machine": machine(), "rows": rows, "slopes": slopes}
+    about = {**machine(), "dtype": str(dtype).removeprefix("torch.")}
+    return {"model": settings.model, "machine": about, "rows": rows, "slopes": slopes}
 
 
 def measure_size(
@@ -149,6 +153,7 @@ def measure_size(
     size: int,
     batch: int,
     device: torch.device,
+    dtype: torch.dtype,
     said: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The rows of one image size: all contenders, interleaved."""
@@ -156,7 +161,7 @@ def measure_size(
     training = kind == "training"
     arms = contenders(settings, kind)
     said("building")
-    calls = {arm: build(arm, config, size, batch, device) for arm in arms}
+    calls = {arm: build(arm, config, size, batch, device, dtype) for arm in arms}
     times = interleaved(calls, settings.rounds, device, settings.seconds, said, training)
     del calls
     best = {arm: min(values) for arm, values in times.items()}
@@ -179,7 +184,7 @@ def measure_size(
             row |= flops(arm, config, size)
         if settings.memory and kind != "attention" and arm.name not in ("compile", "onnx", "int8"):
             said(f"memory of {arm.label}")
-            row["memory_mb"] = peak_memory(arm, config, size, batch, device, training) / 1e6
+            row["memory_mb"] = peak_memory(arm, config, size, batch, device, training, dtype) / 1e6
         for other in arms:
             if other.name in (*PREFIX, "dense") and arm.name != other.name:
                 row[f"times_faster_than_{other.name}"] = best[other] / best[arm]

@@ -63,19 +63,24 @@ def timed(call: Call, device: torch.device) -> float:
 
 
 def peak_memory(
-    arm: Arm, config: VecaConfig, size: int, batch: int, device: torch.device, training: bool = False
+    arm: Arm,
+    config: VecaConfig,
+    size: int,
+    batch: int,
+    device: torch.device,
+    training: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> int:
     """Bytes that a pass needs beyond the weights and the images: on a CPU measured in a process of its own."""
     if device.type == "cuda":
-        call = (training_step if training else network)(arm, config, size, batch, device)
+        call = (training_step if training else network)(arm, config, size, batch, device, dtype)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         with torch.inference_mode(not training):
             call()
         return int(torch.cuda.max_memory_allocated(device) - before)
-    request = json.dumps(
-        {"arm": list(arm), "config": config.to_dict(), "size": size, "batch": batch, "training": training}
-    )
+    shape = {"arm": list(arm), "config": config.to_dict(), "size": size, "batch": batch}
+    request = json.dumps({**shape, "training": training, "dtype": str(dtype).removeprefix("torch.")})
     # glibc keeps what is freed below this size as holes that later allocations may not fit: without it up to two thirds
     # of a peak were holes, and how many changed from run to run.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -90,10 +95,11 @@ def peak_memory(
 
 def _peak_of_one_pass(request: dict[str, Any]) -> int:
     config, arm, training = VecaConfig.from_dict(request["config"]), Arm(*request["arm"]), request["training"]
-    device, contender = torch.device("cpu"), training_step if training else network
+    device, dtype = torch.device("cpu"), getattr(torch, request["dtype"])
+    contender = training_step if training else network
     with torch.inference_mode(not training):
-        contender(arm, config, 8 * config.patch_size, 1, device)()  # load the libraries
-        call = contender(arm, config, request["size"], request["batch"], device)
+        contender(arm, config, 8 * config.patch_size, 1, device, dtype)()  # load the libraries
+        call = contender(arm, config, request["size"], request["batch"], device, dtype)
         before = _forget_peak()
         call()
     return max(0, _peak() - before)

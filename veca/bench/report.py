@@ -57,8 +57,8 @@ def markdown(results: dict[str, Any]) -> str:
     about = results["machine"]
     parts = [
         f"`{results['command']}`",
-        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}. Interleaved; times are "
-        f"of one pass of the whole batch, warm; {rounds(results['rows'])}.",
+        f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['dtype']}, {about['date']}. "
+        f"Interleaved; times are of one pass of the whole batch, warm; {rounds(results['rows'])}.",
     ]
     for path in dict.fromkeys(row["path"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["path"] == path]

@@ -17,6 +17,7 @@ from rich.console import Console
 from veca.bench.arms import Arm
 from veca.bench.measure import interleaved, machine
 from veca.cli import parse
+from veca.devices import Dtype, pick_dtype
 from veca.errors import InputError
 from veca.files import write_json
 from veca.model import Veca
@@ -50,6 +51,8 @@ class ScanBench:
     """the budget"""
     rounds: int = 7
     """measurements of each contender, beside one to warm up"""
+    dtype: Dtype = "float32"
+    """precision of the network; auto: bfloat16 where the device computes in it"""
     threads: int = 0
     """CPU threads; 0: as many as PyTorch takes"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("bench")
@@ -63,7 +66,8 @@ def main(arguments: list[str]) -> None:
     if min(settings.sizes, default=0) < settings.box or settings.rounds < 1:
         raise InputError(f"--sizes must be at least the box, {settings.box}, and --rounds at least 1")
     console = Console()
-    model = load(settings.model, cores=settings.cores)
+    dtype = pick_dtype(settings.dtype, torch.device("cpu"))
+    model = load(settings.model, cores=settings.cores, dtype=dtype)
     with tempfile.TemporaryDirectory() as folder, console.status("…") as status:
         rows = looks(model, settings, Path(folder), lambda text: status.update(text))
         rows += shares(model, settings, lambda text: status.update(text))
@@ -71,7 +75,11 @@ def main(arguments: list[str]) -> None:
         console.print(f"{row['what']:<46} {row['seconds'] * 1e3:9.1f} ms  {row['note']}", highlight=False)
     write_json(
         settings.out / "scan.json",
-        {"command": shlex.join(["veca", "bench", "scan", *arguments]), "machine": machine(), "rows": rows},
+        {
+            "command": shlex.join(["veca", "bench", "scan", *arguments]),
+            "machine": {**machine(), "dtype": str(dtype).removeprefix("torch.")},
+            "rows": rows,
+        },
     )
     console.print(f"{settings.out / 'scan.json'}", highlight=False)
 
@@ -89,7 +97,7 @@ def looks(model: Veca, settings: ScanBench, folder: Path, said: Callable[[str], 
         name = f"look at {side}² after a scan of {size}²"
         files[name] = (folder / f"{size}.scan").stat().st_size
         calls[Arm(name, 0)] = lambda scan=scan, corner=corner: scan.look(box=(corner, corner, side, side))  # type: ignore[misc]
-    images = torch.randn(1, 3, side, side)
+    images = torch.randn(1, 3, side, side).to(model.patch_embed.proj.weight.dtype)
     whole = Arm(f"forward pass of {side}²", 0)
     calls[whole] = lambda: model(images, cores=settings.cores)
     best = {arm: min(times) for arm, times in run(calls, settings, said).items()}
@@ -114,7 +122,7 @@ def shares(model: Veca, settings: ScanBench, said: Callable[[str], None]) -> lis
     rows = []
     for size in settings.share_sizes:
         side = size // model.patch_size * model.patch_size
-        images = torch.randn(1, 3, side, side)
+        images = torch.randn(1, 3, side, side).to(model.patch_embed.proj.weight.dtype)
         whole, part = Arm(f"forward pass of {side}²", 0), Arm(f"scan of {side}², share {settings.share:g}", 0)
         calls: dict[Arm, Callable[[], object]] = {
             whole: lambda images=images: model(images, cores=settings.cores),  # type: ignore[misc]

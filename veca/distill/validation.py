@@ -67,9 +67,13 @@ class Validation:
                     continue
                 pixels = batch.images.to(device)
                 target = self.teach(number, size, pixels)
+                seen_by_model = pixels.to(model.patch_embed.proj.weight.dtype)
                 for row, budget in enumerate(self.budgets):
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
-                        out = model(pixels, cores=budget) if share == 1 else scanned(model, pixels, budget, share)
+                        if share == 1:
+                            out = model(seen_by_model, cores=budget)
+                        else:
+                            out = scanned(model, seen_by_model, budget, share)
                     loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
                     raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
                     values = [*loss[:4], raw.global_cosine, raw.dense_cosine]

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from veca.cli import parse
+from veca.devices import pick_device, pick_dtype
 from veca.errors import InputError, require
 from veca.files import refuse_file
 from veca.probes.settings import Fidelity, Knn, Predict, Score
@@ -44,6 +47,8 @@ def main(arguments: list[str]) -> int:
         require(module, "probe")
     if isinstance(chosen, ProbeOptions | Fidelity):
         chosen.command = shlex.join(["veca", "probe", *arguments])
+        dtype = pick_dtype(chosen.dtype, pick_device(chosen.device))
+        chosen.dtype = "bfloat16" if dtype == torch.bfloat16 else "float32"  # results.json says which auto was
     if name in OTHERS:
         OTHERS[name][1](chosen)
     else:
@@ -89,7 +94,6 @@ def teacher(settings: Fidelity) -> None:
 
 
 def predict(settings: Predict) -> None:
-    from veca.devices import pick_device
     from veca.probes import predict
     from veca.probes.run import load_for
     from veca.tasks.base.heads import Head
@@ -101,7 +105,6 @@ def predict(settings: Predict) -> None:
 
 
 def score(settings: Score) -> None:
-    from veca.devices import pick_device
     from veca.probes.run import score_head
     from veca.tasks.base.features import Cache
     from veca.tasks.base.heads import Head
@@ -121,15 +124,15 @@ OTHERS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
 
 
 def _grid(settings: Any) -> Any:
-    from veca.devices import pick_device
     from veca.probes.run import Grid
     from veca.tasks.base.features import Cache
 
     device = pick_device(settings.device)
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     grid = Grid(
-        settings.model, settings.size, settings.cores, settings.seeds, device, cache, settings.share, settings.stride
-    )
+        settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device), cache,
+        settings.share, settings.stride,
+    )  # fmt: skip
     grid.check()
     return grid
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from veca.backbones import Backbone, load_backbone, short_names
-from veca.devices import pick_device
+from veca.devices import pick_device, pick_dtype
 from veca.distill.data import Key, collate
 from veca.distill.losses import Standards
 from veca.distill.sources import index_images
@@ -42,7 +42,7 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
     photos, teacher = index_images((str(settings.data),)), load_teacher(settings.teacher, device)
     table = Table("teacher", settings.data.name, "dense_cosine", "higher", shares=False)
     table.note(settings)
-    backbones = [load_backbone(source, device) for source in settings.model]
+    backbones = [load_backbone(source, device, pick_dtype(settings.dtype, device)) for source in settings.model]
     for backbone, name in zip(backbones, short_names(settings.model), strict=True):
         backbone.name = name
         backbone.reading(settings.share, None).budgets(settings.cores)  # refused before the long work

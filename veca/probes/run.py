@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from veca.backbones import Backbone, load_backbone, short_names
+from veca.devices import pick_dtype
 from veca.errors import InputError
 from veca.probes import knn
 from veca.probes.tables import Row, Table, merge_seeds
@@ -31,6 +32,7 @@ class Grid:
     cores: tuple[int, ...]
     seeds: int
     device: torch.device
+    dtype: torch.dtype
     cache: Cache
     share: float = 1.0
     stride: int | None = None
@@ -47,7 +49,7 @@ class Grid:
     def cells(self) -> Iterator[tuple[Backbone, int, Extractor]]:
         """Every model at every size and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
-            backbone = load_backbone(source, self.device).reading(self.share, self.stride)
+            backbone = load_backbone(source, self.device, self.dtype).reading(self.share, self.stride)
             backbone.name = name
             for size in self.sizes:
                 for cores in backbone.budgets(self.cores):
@@ -87,7 +89,7 @@ def run_task(table: Table, task: Task, grid: Grid, options: Any, out: Path, done
         fitted = task.fit(extractor, backbone.pixels(size), options, grid.seeds)
         row = new_row(backbone, size, extractor, fitted.scores)
         head = fitted.head
-        head.about = {**head_about(row), **head.about}
+        head.about = {**head_about(row), "dtype": str(grid.dtype).removeprefix("torch."), **head.about}
         folder = Path("heads") / head_name(row)
         head.save(out / folder)
         row.extra = {**fitted.extra, "head": folder.as_posix()}
@@ -121,8 +123,9 @@ def score_head(head: Head, data: Path, labels: Path | None, cache: Cache, device
 
 
 def load_for(head: Head, model: str | None, device: torch.device) -> Backbone:
-    """The backbone a head was trained on; `model` says where it is now. Other weights are refused."""
-    backbone = load_backbone(model or head.about["model"], device)
+    """The backbone a head was trained on, in its precision; `model` says where it is now. Other weights are refused."""
+    dtype = pick_dtype(head.about.get("dtype", "float32"), device)
+    backbone = load_backbone(model or head.about["model"], device, dtype)
     if backbone.digest != head.about["weights"]:
         raise InputError(f"{backbone.source}: not the weights this head was trained on ({head.about['model']})")
     return backbone

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from veca.devices import Dtype
 from veca.tasks.base.options import Models, Numbers, ProbeOptions, default_cache
 
 
@@ -55,6 +56,8 @@ class Fidelity:
     """how many of the photos, evenly spread"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("fidelity")
     """folder for results.json, results.csv and fidelity.png"""
+    dtype: Dtype = "float32"
+    """precision of the models, not of the teacher; auto: bfloat16 where the device computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json

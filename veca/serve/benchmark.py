@@ -24,6 +24,7 @@ from PIL import Image
 from veca._version import __version__
 from veca.cli import parse
 from veca.config import MODELS
+from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError, require
 from veca.files import whole_file, write_json, write_text
 from veca.model import create_model
@@ -60,6 +61,8 @@ class Settings:
     """how long each number of clients is measured, after a second and a half of warming up"""
     size: int = 448
     """shorter side in pixels"""
+    dtype: Dtype = "float32"
+    """precision of the network; auto: bfloat16 where the CPU or GPU computes in it"""
     slo: Seconds = 0.5
     """what the elastic services try to keep"""
     min_cores: int = 8
@@ -108,7 +111,7 @@ def measure(settings: Settings, source: str) -> dict[str, Any]:
     results: dict[str, Any] = {"about": about(settings), "closed": {}, "open": {}}
     rate = 0.0
     for name, extra in variants(settings).items():
-        with service(source, settings.size, extra) as port:
+        with service(source, settings.size, ["--dtype", settings.dtype, *extra]) as port:
             rows = []
             for clients in settings.clients:
                 rows.append(
@@ -175,6 +178,7 @@ def about(settings: Settings) -> dict[str, Any]:
     return {
         "model": settings.model,
         "size": settings.size,
+        "dtype": str(pick_dtype(settings.dtype, pick_device("auto"))).removeprefix("torch."),
         "seconds": settings.seconds,
         "slo": settings.slo,
         "min_cores": settings.min_cores,
@@ -243,9 +247,9 @@ def section(results: dict[str, Any], picture: str) -> str:
             "## The service",
             "",
             f"`veca bench serve --model {facts['model']}`, on {facts['cpu']} ({facts['cores']} cores, shared with the "
-            f"clients), torch {facts['torch']}. 640×480 JPEG photos, size {facts['size']}, global features as JSON. "
-            f"Elastic services aim at {1000 * facts['slo']:.0f} ms and may go down to {facts['min_cores']} cores, the "
-            f"last also to size {facts['min_size']}.",
+            f"clients), torch {facts['torch']}, {facts['dtype']}. 640×480 JPEG photos, size {facts['size']}, global "
+            f"features as JSON. Elastic services aim at {1000 * facts['slo']:.0f} ms and may go down to "
+            f"{facts['min_cores']} cores, the last also to size {facts['min_size']}.",
             "",
             f"![Requests/s, p99, mean cores and mean size over the number of clients]({picture})",
             "",

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         require(module, "serve")
     import uvicorn
 
-    from veca.devices import pick_device
+    from veca.devices import pick_device, pick_dtype
     from veca.serve.app import create_app
     from veca.serve.protocol import DrainingServer, GuardedProtocol
     from veca.serve.service import Service
@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every damaged form
     token = settings.token()
     with listen(settings) as listener:
-        model = load(settings.model, device=pick_device(settings.device)).requires_grad_(False)
+        device = pick_device(settings.device)
+        model = load(settings.model, device=device, dtype=pick_dtype(settings.dtype, device)).requires_grad_(False)
         settings.check_model(model.config)
         service = Service(model, settings)
         service.start()

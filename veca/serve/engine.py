@@ -75,7 +75,7 @@ class Engine:
     ) -> None:
         self.model, self.controller, self.metrics = model, controller, metrics
         self.batch, self.delay, self.batch_patches, self.threads = batch, delay, batch_patches, threads
-        self.device = next(model.parameters()).device
+        self.weight = model.patch_embed.proj.weight  # says where images go, and in which precision
         self.waiting: deque[Ticket] = deque()
         self.changed = threading.Condition()
         self.stopping = False
@@ -239,7 +239,7 @@ class Engine:
         if isinstance(batch[0], Job):
             return [batch[0].work(cores)]
         images = torch.stack([to_tensor(Image.fromarray(ticket.pixels)) for ticket in batch])  # B×3×H×W
-        out = self.model(images.to(self.device), cores=cores)
+        out = self.model(images.to(self.weight.device, self.weight.dtype), cores=cores)
         cls = out.cls.float().cpu().numpy()
         answers = []
         for index, ticket in enumerate(batch):

@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 from starlette.requests import Request
 
-from veca.backbones import weights_digest
 from veca.errors import InputError
 from veca.images import grid_size
 from veca.model import Veca
@@ -29,6 +28,7 @@ from veca.serve.problems import ClientGone, Problem
 from veca.serve.scans import Box, largest_scan, looks
 from veca.serve.settings import Settings
 from veca.serve.workers import Workers
+from veca.weights import weights_digest
 
 T = TypeVar("T")
 LARGE = 12_500_000  # pixels

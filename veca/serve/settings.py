@@ -12,6 +12,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from veca.config import VecaConfig
+from veca.devices import Dtype
 from veca.errors import InputError
 
 TIMES = {"ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
@@ -73,6 +74,8 @@ class Settings:
     """port to listen at; 0 takes a free one and prints it"""
     token_file: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: no token)")] = None
     """file with the bearer token that /v1 and /metrics then ask for (or set VECA_TOKEN)"""
+    dtype: Dtype = "auto"
+    """precision of the network; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from veca.backbones import load_backbone
+from veca.devices import pick_dtype
 from veca.errors import InputError
 from veca.integrations.transformers.heads import (
     VecaForDepthEstimation,
@@ -24,13 +25,14 @@ def from_probe(folder: str | Path, model: str | None = None) -> tuple[Any, VecaI
     """A model and its image processor from a head's folder; `model` says where the backbone is, if it moved."""
     head = Head.load(folder)
     about = head.about
-    backbone = load_backbone(model or about["model"])
+    dtype = pick_dtype(about.get("dtype", "float32"), torch.device("cpu"))
+    backbone = load_backbone(model or about["model"], dtype=dtype)
     plain = backbone.model
     if not isinstance(plain, Veca):
         raise InputError(f"{folder}: this head belongs to {backbone.source}, which is not a VECA model")
     if backbone.digest != about["weights"]:
         raise InputError(f"{backbone.source}: not the weights this head was trained on ({about['model']})")
-    plain.requires_grad_(True)
+    plain.float().requires_grad_(True)
     more: dict[str, Any] = {"cores": about["cores"]}
     if "classes" in about:
         more["id2label"] = dict(enumerate(about["classes"]))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from veca.caches import cache_folder
+from veca.devices import Dtype
 from veca.errors import InputError
 from veca.files import refuse_file
 
@@ -62,6 +63,8 @@ class ProbeOptions:
     """heads trained from different seeds; the table shows mean ± deviation"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
     """folder for results.json, results.csv, the plots and the heads"""
+    dtype: Dtype = "float32"
+    """precision of the models; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     cache: Annotated[Path, tyro.conf.arg(metavar="DIR")] = field(default_factory=default_cache)
