@@ -130,8 +130,8 @@ def _grid(settings: Any) -> Any:
     device = pick_device(settings.device)
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     grid = Grid(
-        settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device), cache,
-        settings.share, settings.stride,
+        settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device),
+        cache, settings.share, settings.stride,
     )  # fmt: skip
     grid.check()
     return grid
