@@ -110,6 +110,24 @@ def test_version() -> None:
     assert run("--version").stdout == f"veca {veca.__version__}\n"
 
 
+def test_info_of_a_size_initialises_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import Tensor, nn
+
+    from veca import info
+
+    drawn: list[str] = []
+    plain = nn.init.trunc_normal_
+
+    def watched(tensor: Tensor, *arguments: float, **options: float) -> Tensor:
+        drawn.append(tensor.device.type)
+        return plain(tensor, *arguments, **options)
+
+    monkeypatch.setattr(nn.init, "trunc_normal_", watched)
+    monkeypatch.setattr(info, "SIZES", (256,))
+    assert info.describe("veca_large")["parameters"] == 303_195_301
+    assert set(drawn) == {"meta"}
+
+
 def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
     done = run("info", "veca_small", "--json", str(tmp_path / "info.json"))
     assert done.returncode == 0, done.stderr

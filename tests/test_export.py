@@ -83,6 +83,17 @@ def test_onnx_agrees_with_pytorch(written: tuple[Veca, Path]) -> None:
     agrees(model, path, 7)
 
 
+def test_the_callers_model_stays_as_it_is(files: Path) -> None:
+    model = small(depth=1).bfloat16().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export(model, files / "mine.onnx", 3, False, bundled_photos()[:1])
+    assert all(module.training for module in model.modules())
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_onnx_of_a_converted_model_agrees_too(files: Path) -> None:
     """GELU, patches of 14 pixels and an additive table, which the graph resizes as PyTorch does."""
     model = small(**VARIANTS["converted"])

@@ -407,6 +407,37 @@ def test_export_with_dynamic_shapes(variant: str) -> None:
     torch.testing.assert_close(exported(images, cores=8).patches, model(images, cores=8).patches, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_intermediate_layers_keep_only_those_asked_for(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, kept, plain = small(), [], Veca.forward_layers
+
+    def watched(self: Veca, *arguments: object, **options: object) -> object:
+        kept.append(plain(self, *arguments, **options))  # type: ignore[arg-type]
+        return kept[-1]
+
+    monkeypatch.setattr(Veca, "forward_layers", watched)
+    with torch.set_grad_enabled(gradients):
+        for wanted, count in ((1, 1), ([1], 1), ([0, 2], 2), (3, 3)):
+            model.get_intermediate_layers(torch.randn(1, 3, 32, 48), n=wanted)
+            assert len(kept[-1].patches) == len(kept[-1].cores) == count
+
+
+@pytest.mark.parametrize("variant", ["paper", "converted", "projected"])
+def test_weights_on_disk(variant: str, tmp_path: Path) -> None:
+    """accelerate loads the parameters of a module when its `forward` is called, and lets go of them after it."""
+    accelerate = pytest.importorskip("accelerate")
+    model = small(**VARIANTS[variant])
+    names, images = list(model.state_dict()), torch.randn(2, 3, 2 * model.patch_size, 5 * model.patch_size)
+    with torch.no_grad():
+        expected = model(images, cores=7)
+        accelerate.disk_offload(model, tmp_path)
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        found = model(images, cores=7)
+        assert list(model.state_dict()) == names
+    for name in ("cls", "patches", "cores", "coords"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dino_names(variant: str) -> None:
     model = small(**VARIANTS[variant])

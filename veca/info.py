@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +45,9 @@ class Info:
 def describe(name: str) -> dict[str, Any]:
     """Everything `veca info` prints, as one dictionary."""
     if name in MODELS:
-        model, weights = create_model(name), {"origin": "none: a size, to be created with fresh weights"}
+        with torch.device("meta"):  # counted, never run
+            model = create_model(name)
+        weights = {"origin": "none: a size, to be created with fresh weights"}
     else:
         model = load(name)
         weights = model.card

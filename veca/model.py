@@ -294,19 +294,29 @@ class Veca(DinoNames, nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """A convolution whose stride is its kernel: one matrix product over the patches' pixels, which is faster so."""
-
     def __init__(self, config: VecaConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, config.width, kernel_size=config.patch_size, stride=config.patch_size)
+        self.proj = PatchConv(3, config.width, kernel_size=config.patch_size, stride=config.patch_size)
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:  # B×3×H×W → B×N×D, (h, w)
         patch = self.proj.kernel_size[0]
+        grid = (images.shape[-2] // patch, images.shape[-1] // patch)
+        # Called, not read: it may be an adapter, or on disk.
+        return self.proj(images).flatten(2).transpose(1, 2).contiguous(), grid
+
+
+class PatchConv(nn.Conv2d):
+    """A convolution whose stride is its kernel: one matrix product over the patches' pixels, which is faster so."""
+
+    def forward(self, images: Tensor) -> Tensor:  # B×3×H×W → B×D×h×w
+        patch = self.kernel_size[0]
         batch, channels, height, width = images.shape
         grid = (height // patch, width // patch)
         pixels = images.reshape(batch, channels, grid[0], patch, grid[1], patch).permute(0, 2, 4, 1, 3, 5)
         pixels = pixels.reshape(batch, grid[0] * grid[1], channels * patch * patch)
-        return nn.functional.linear(pixels, self.proj.weight.flatten(1), self.proj.bias), grid
+        rows = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
+        squares: Tensor = rows.transpose(1, 2).unflatten(2, grid)  # a view: `PatchEmbed` turns it back
+        return squares
 
 
 def create_model(name: str, **overrides: Any) -> Veca:

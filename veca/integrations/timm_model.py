@@ -13,7 +13,7 @@ from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.images import MEAN, STD
 from veca.integrations import SIZE
-from veca.model import Veca
+from veca.model import PatchConv, Veca
 
 POOLS = ("token", "avg", "max", "avgmax", "")  # the first core; of the patches the mean, maximum, both; no pooling
 
@@ -49,7 +49,7 @@ class TimmVeca(Veca):
         self.in_chans = in_chans
         if in_chans != 3:
             old = self.patch_embed.proj
-            self.patch_embed.proj = nn.Conv2d(in_chans, old.out_channels, old.kernel_size, old.stride)  # type: ignore[arg-type]
+            self.patch_embed.proj = PatchConv(in_chans, old.out_channels, old.kernel_size, old.stride)  # type: ignore[arg-type]
             self.init_weights()
         self.default_cores = self.config.bank if cores is None else cores
         self.dynamic_img_pad = dynamic_img_pad
