@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(BIN)/veca demo --out demo
 
 test: $(VENV)/.installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

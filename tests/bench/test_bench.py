@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from veca.bench.arms import Arm, attention_path, build, network, products
+from veca.bench.arms import Arm, attention_path, build, network, products, training_step
 from veca.bench.flops import closed_form_flops, veca_flops
 from veca.bench.measure import interleaved, peak_memory
 from veca.bench.report import put_section, rounds, slope
@@ -140,22 +140,20 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    done = run(
-        *("--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--rounds", "1", "--dtype", "bfloat16"),
-        *("--paths", "whole", "attention", "training", "--against", "dinov3", "dense", "products", "stream", "int8"),
-        *("--out", str(tmp_path)),
-    )
+    arms = [Arm(name, 8) for name in ("veca", "dense", "stream", "products")] + [Arm("dinov3", 0)]
+    with torch.inference_mode():
+        out = {arm.name: network(arm, SMALL, 32, 1, CPU, torch.bfloat16)() for arm in arms}
+        attention_path(arms[0], SMALL, 32, 1, CPU, torch.bfloat16)()
+    assert out["veca"].patches.dtype == out["dinov3"].last_hidden_state.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    training_step(arms[0], SMALL, 32, 1, CPU, torch.bfloat16)()
+    assert peak_memory(arms[0], SMALL, 256, 1, CPU, dtype=torch.bfloat16) > 0
+    words = ["--model", "veca_tiny", "--sizes", "32", "--cores", "8", "--rounds", "1", "--no-memory"]
+    done = run(*words, "--against", "products", "--dtype", "bfloat16", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "bench.json").read_text())
-    assert results["machine"]["dtype"] == "bfloat16"
-    assert "bfloat16" in (tmp_path / "bench.md").read_text()
-    assert next(row for row in results["rows"] if row["arm"] == "veca, 8 cores")["memory_mb"] > 0
-    out = network(Arm("veca", 8), SMALL, 64, 1, CPU, torch.bfloat16)()
-    assert out.patches.dtype == torch.bfloat16  # type: ignore[attr-defined]
-    done = run(
-        *("scan", "--sizes", "56", "--box", "28", "--share-sizes", "56", "--rounds", "1", "--dtype", "bfloat16"),
-        *("--out", str(tmp_path)),
-    )
+    assert json.loads((tmp_path / "bench.json").read_text())["machine"]["dtype"] == "bfloat16"
+    assert ", bfloat16, " in (tmp_path / "bench.md").read_text()
+    words = ["--sizes", "56", "--box", "28", "--share-sizes", "56", "--rounds", "1", "--dtype", "bfloat16"]
+    done = run("scan", *words, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "scan.json").read_text())["machine"]["dtype"] == "bfloat16"
 
