@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 import veca
 from veca.config import VecaConfig
@@ -102,6 +103,10 @@ def test_onnx_of_a_converted_model_agrees_too(files: Path) -> None:
     agrees(model, files / "converted.onnx", 1)
 
 
+def weight_bytes(path: Path) -> int:
+    return sum(numpy_helper.to_array(tensor).nbytes for tensor in onnx.load(path).graph.initializer)
+
+
 def test_eight_bits_are_smaller_close_and_judged(
     written: tuple[Veca, Path], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +117,7 @@ def test_eight_bits_are_smaller_close_and_judged(
     assert 0.99 <= agreement.dense_cosine < 1
     integers = {node.op_type for node in onnx.load(path).graph.node if "Integer" in node.op_type}
     assert integers == {"MatMulInteger"}
-    assert path.stat().st_size < 0.7 * plain.stat().st_size
+    assert weight_bytes(path) < 0.6 * weight_bytes(plain)  # of so small a model the graph takes as much as the weights
     monkeypatch.setattr("veca.export.LEAST_COSINE", 1.0)
     with pytest.raises(InputError, match=r"8 bits change the dense feature too much: cosine"):
         export(model, files / "refused.onnx", 7, True, bundled_photos()[:1])
