@@ -37,7 +37,7 @@ def test_a_lock_ends_with_its_process_although_a_worker_lives_on(tmp_path: Path)
             with pytest.raises(InputError, match=line), lock_folder(tmp_path):
                 pass
             settings = Classify(data=tmp_path, model="veca-s14", out=tmp_path)
-            with pytest.raises(InputError, match="another run is at work"):  # before anything else is looked at
+            with pytest.raises(InputError, match="another run is writing to"):  # before anything else is looked at
                 finetune(None, None, settings, 224)  # type: ignore[arg-type]
             holder.kill()
             while holder.poll() is None:
