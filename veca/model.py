@@ -52,11 +52,12 @@ class Layers(NamedTuple):
     attention: list[AttentionMaps]
     grid: tuple[int, int]
     start: tuple[Tensor, Tensor]  # cores and patches that entered the first block
+    joined: list[Tensor]  # B×(C+N)×D, where asked for
 
     @property
     def tokens(self) -> list[Tensor]:
         """B×(C+N)×D each, cores first."""
-        return [torch.cat(both, dim=1) for both in zip(self.cores, self.patches, strict=True)]
+        return self.joined or [torch.cat(both, dim=1) for both in zip(self.cores, self.patches, strict=True)]
 
 
 class Veca(DinoNames, nn.Module):
@@ -128,22 +129,24 @@ class Veca(DinoNames, nn.Module):
         return_attention: bool = False,
         last_only: bool = False,
         keep: Collection[int] | None = None,
+        joined: bool = False,
     ) -> Layers:
         """Run the blocks and keep what comes out of each, of the last only, or of those numbered in `keep`.
 
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
         the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
-        patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look.
+        patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. With
+        `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images)
         tokens, state, pace = self.bank(budget, images.shape[0])
         tokens = tokens.to(patches.dtype)
         by_patch = self.patch_rotation(grid, images.device)
-        layers = Layers([], [], [], [], grid, (tokens, patches))
+        layers = Layers([], [], [], [], grid, (tokens, patches), [])
         fused = None
-        if forced_patches is None and not return_attention:
+        if forced_patches is None and not return_attention and not joined:
             fused = FusedPass.start(self.blocks, tokens, patches)  # the same blocks, faster; None where it must not
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
@@ -163,6 +166,9 @@ class Veca(DinoNames, nn.Module):
                 tokens, patches = checkpoint(block, tokens, patches, by_core, by_patch, looking, use_reentrant=False)
             else:
                 tokens, patches = block(tokens, patches, by_core, by_patch, looking)
+            if joined:
+                layers.joined.append(torch.cat((tokens, patches), dim=1))
+                tokens, patches = layers.joined[-1][:, :budget], layers.joined[-1][:, budget:]
             if index == last if last_only else keep is None or index in keep:
                 own = fused is not None and index < last  # the fused pass goes on in the same memory
                 layers.cores.append(tokens.clone() if own else tokens)

@@ -131,13 +131,19 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         attentions = self.config.output_attentions if output_attentions is None else output_attentions
         plain, budget = self.veca, self.config.cores if cores is None else cores
         pixel_values = pixel_values.to(plain.patch_embed.proj.weight.dtype)
-        layers = plain.forward_layers(pixel_values, budget, return_attention=bool(attentions), last_only=not hidden)
+        layers = plain.forward_layers(
+            pixel_values,
+            budget,
+            return_attention=bool(attentions),
+            last_only=not hidden,
+            joined=bool(hidden) and torch.is_grad_enabled(),  # gradients of the states can be asked for
+        )
         count = layers.coords[-1].shape[1]
-        states = None
+        tokens, states = layers.tokens, None
         if hidden:
-            states = (torch.cat(layers.start, dim=1), *layers.tokens)
+            states = (torch.cat(layers.start, dim=1), *tokens)
         return Seen(
-            tokens=plain.project(plain.norm(layers.tokens[-1])),
+            tokens=plain.project(plain.norm(tokens[-1])),
             cores=count,
             grid=layers.grid,
             hidden_states=states,
