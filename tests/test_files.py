@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -104,3 +105,13 @@ def test_what_is_no_file_name_is_one_line() -> None:
     for name in ("", ".", "..", "/"):
         with pytest.raises(veca.InputError, match="is no name of a file"):
             write_text(name, "text")
+
+
+def test_a_write_that_fails_without_a_reason_names_the_file(tmp_path: Path) -> None:
+    """numpy's errors of a full disk have neither a number nor a name; those of a plain write have no name."""
+    for error in (OSError("Not enough free space to write 22127616 bytes"), OSError(errno.EDQUOT, "quota")):
+        with pytest.raises(OSError, match="part") as caught, whole_file(tmp_path / "part.npy"):
+            raise error
+        assert caught.value.filename == str(tmp_path / "part.npy")
+        assert caught.value.errno == (error.errno or errno.ENOSPC)
+        assert not list(tmp_path.iterdir())

@@ -391,7 +391,14 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
     assert run_command(["look", str(tmp_path / "big.tif"), "--out", str(out)]) == 2
     assert run_command(["scan", str(tmp_path), "--out", str(tmp_path / "scans")]) == 2
-    assert run_command([*scan, "--share", "2"]) == 2
+    capsys.readouterr()
+    (tmp_path / "mask.png").write_text("no picture")
+    for wrong, message in (
+        (["--share", "2"], "share must lie above 0"),
+        (["--where", str(tmp_path / "mask.png")], "mask.png"),
+    ):
+        assert run_command([*scan, "--cores", "8", *wrong]) == 2  # of all images, so before the first
+        assert message in capsys.readouterr().err
 
 
 def test_a_mask_from_a_file(tmp_path: Path) -> None:

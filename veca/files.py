@@ -25,6 +25,7 @@ except ImportError:  # Windows
 
 # How safetensors and PyTorch say that a write failed.
 WRITERS = ("I/O error", "inline_container", "PytorchStreamWriter")
+NUMPY = ("Not enough free space", "requested and")
 
 
 @contextmanager
@@ -50,6 +51,12 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         if any(words in str(error) for words in WRITERS):
             raise OSError(errno.EIO, "the disk did not take all of it (a quota?)", str(path)) from error
         raise
+    except OSError as error:
+        full = any(words in str(error) for words in NUMPY)  # which has no number
+        code = errno.ENOSPC if full else error.errno
+        if error.filename is not None or code is None:
+            raise
+        raise OSError(code, os.strerror(code), str(path)) from error  # a write knows no name
     finally:
         temporary.unlink(missing_ok=True)
         mark.close()

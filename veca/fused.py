@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from veca.block import Attention, Block, CoreSide, Read, read
+from veca.devices import fast_bfloat16
 from veca.rope import Rotation
 
 AS_WRITTEN = [(kind, kind.forward) for kind in (Block, Attention, nn.Linear, nn.LayerNorm)]
@@ -247,17 +248,11 @@ def can_fuse(blocks: nn.ModuleList, x: Tensor) -> bool:
         return False
     if type(x) is not Tensor or torch.is_autocast_enabled("cpu") or modules._has_any_global_hook():
         return False
-    if x.dtype != torch.float32 and not (x.dtype == torch.bfloat16 and native_bfloat16()):
+    if x.dtype != torch.float32 and not (x.dtype == torch.bfloat16 and fast_bfloat16(x.device)):
         return False
     if any(kind.forward is not written for kind, written in AS_WRITTEN):
         return False
     return all(_as_built(block, x.dtype) for block in blocks)
-
-
-@functools.cache
-def native_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16 (AVX512-BF16, AMX, ARM's bf16) rather than imitating it."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _as_built(block: nn.Module, dtype: torch.dtype) -> bool:

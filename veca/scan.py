@@ -62,7 +62,6 @@ DTYPES = {  # of what a scan file holds
     "inside": torch.uint8,  # a bit a patch; only with a mask
 }
 LARGEST = 2**30  # bytes of a scan file that is opened
-Where = "str | os.PathLike[str] | np.ndarray[Any, Any] | Tensor | None"
 
 
 class Look(NamedTuple):
@@ -314,6 +313,11 @@ def corners(centres: Tensor, patch: int, length: int) -> Tensor:
     return (centres - patch / 2 + 0.5).floor().long().clamp(0, length - patch)
 
 
+def check_share(share: float) -> None:
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise InputError(f"share must lie above 0 and at most at 1 (all patches), not {share!r}")
+
+
 @torch.inference_mode()
 def scan(
     model: Veca,
@@ -329,8 +333,7 @@ def scan(
 ) -> Scan:
     """See `Veca.scan`."""
     budget, tile = checked(model, cores, tile, tokens, out)
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise InputError(f"share must lie above 0 and at most at 1 (all patches), not {share!r}")
+    check_share(share)
     if out is not None and (share < 1 or where is not None):
         raise InputError("a file for the dense feature needs all patches: scan without it, then look")
     strips = open_strips(source, model.patch_size)

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -18,8 +18,9 @@ from veca.cli import parse
 from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.files import read_text, refuse_file, whole_file, write_json
+from veca.images import stored_values
 from veca.model import Veca
-from veca.scan import Scan, open_scan, scan_header
+from veca.scan import Scan, check_share, open_scan, scan_header
 from veca.weights import load, weights_digest
 
 
@@ -105,16 +106,19 @@ def main(arguments: list[str]) -> int:
         if not path.is_file():
             raise InputError(f"{path}: {'is a folder, not an image' if path.is_dir() else 'no such file'}")
     refuse_file(settings.out)
+    check_share(settings.share)
+    mask = None if settings.where is None else stored_values(settings.where)
     device = pick_device(settings.device)
     model = load(settings.model, cores=settings.cores, device=device, dtype=pick_dtype(settings.dtype, device))
+    digest = weights_digest(model)
     failed: list[str] = []
     done = 0
     for path in settings.paths:
         file = settings.out / f"{path.name}.scan"
-        if is_done(file, path, model, settings):
+        if is_done(file, path, digest, settings):
             continue
         try:
-            line = scan_one(model, path, file, settings)
+            line = scan_one(model, path, file, mask, settings)
         except InputError as error:
             failed.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
@@ -131,7 +135,7 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def is_done(file: Path, image: Path, model: Veca, settings: ScanSettings) -> bool:
+def is_done(file: Path, image: Path, digest: str, settings: ScanSettings) -> bool:
     """Whether an earlier run scanned this image, as it is now, with the same settings."""
     if not file.is_file():
         return False
@@ -140,7 +144,7 @@ def is_done(file: Path, image: Path, model: Veca, settings: ScanSettings) -> boo
     except InputError:  # damaged: scan it again
         return False
     return (
-        about["weights"] == weights_digest(model)
+        about["weights"] == digest
         and (about["cores"], about["share"]) == (settings.cores, settings.share)
         and about.get("where") == (str(settings.where) if settings.where else None)
         and about.get("stamp") == file_stamp(image)
@@ -153,7 +157,7 @@ def file_stamp(image: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings) -> str:
+def scan_one(model: Veca, path: Path, file: Path, mask: np.ndarray[Any, Any] | None, settings: ScanSettings) -> str:
     from veca.features import no_memory
 
     began = time.monotonic()
@@ -168,7 +172,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings) -> str
                 path,
                 cores=settings.cores,
                 share=settings.share,
-                where=settings.where,
+                where=mask,
                 tokens=settings.tokens,
                 spill=settings.spill,
                 report=report,
