@@ -20,13 +20,14 @@ import numpy as np
 from veca.errors import InputError
 from veca.files import lock_folder, read_json, refuse_file, whole_file, write_json, write_text
 
-EARLIER = {"dtype": "float32", "stride": None}  # what folders were made with before their settings said so
+# What folders were made with before their settings said so.
+EARLIER = {"dtype": "float32", "stride": None, "share": 1.0, "carry": False}
 
 
 class FeatureFolder:
     """Open for one run; what an earlier run with the same settings finished is kept.
 
-    >>> with FeatureFolder("features", {"model": "veca-s14", "size": 512}) as folder:
+    >>> with FeatureFolder("features", {"model": "veca-s14", "size": 448}) as folder:
     ...     if not folder.has(path):
     ...         folder.add(path, {"cls": cls}, size=(640, 480), grid=(32, 43))
     """
@@ -85,18 +86,10 @@ class FeatureFolder:
         """What is in the folder was made the same way; in a new one, write how."""
         path = self.folder / "settings.json"
         if not path.exists():
-            if self.index_path.exists():
+            if any("streamed" not in row for row in read_rows(self.index_path)):
                 raise InputError(f"{self.folder} has an index but no settings.json; use another --out")
             write_json(path, self.settings)
-        before = EARLIER | read_json(path)
-        # The model's name may differ as long as its weights are the same.
-        changed = [name for name in self.settings if name != "model" and before.get(name) != self.settings[name]]
-        if changed:
-            named = [name for name in changed if name != "weights"]
-            what = ", ".join(f"{name} {before.get(name)} (now {self.settings[name]})" for name in named)
-            if "weights" in changed and "dtype" not in changed:  # in another precision the weights are others too
-                what = f"the model {before.get('model')} with other weights"
-            raise InputError(f"{self.folder} holds features made with {what}; use another --out, or the same settings")
+        check_settings(EARLIER | read_json(path), self.settings, self.folder)
 
     def _clean(self) -> None:
         """Keep the index's good rows: not a row cut short, a failure (to be tried again), or a file that is gone."""
@@ -104,27 +97,53 @@ class FeatureFolder:
             partial.unlink()
         if not self.index_path.exists():
             return
-        kept, lines = [], self.index_path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                text = line.decode()
-                row = json.loads(text)
-                path, output = row["path"], row.get("output")
-                whole = output is not None and self._is_whole(Path(path), output)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                if number < len(lines):
-                    raise InputError(
-                        f"{self.index_path} line {number} is not a row of an index; remove it, or use another --out"
-                    ) from None
-                break  # the last: empty, or cut short
-            if whole and path not in self.done:
-                kept.append(text)
+        kept = []
+        for row in read_rows(self.index_path):
+            path, output = row["path"], row.get("output")
+            if "streamed" in row:  # whose `veca features --stream` takes care
+                kept.append(row)
+            elif output is not None and path not in self.done and self._is_whole(Path(path), output):
+                kept.append(row)
                 self.done.add(path)
-        write_text(self.index_path, "".join(f"{line}\n" for line in kept))
+        write_rows(self.index_path, kept)
 
     def _is_whole(self, path: Path, output: str) -> bool:
         """Whether the features are there; a disk that failed may have left an empty file, or half of one."""
         return output == self.output(path) and zipfile.is_zipfile(self.folder / output)
+
+
+def read_rows(index: Path) -> list[dict[str, Any]]:
+    """Of an index that a run may have left with its last row cut short; none where there is no index."""
+    rows, lines = [], index.read_bytes().split(b"\n") if index.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line.decode())
+            if not isinstance(row["path"], str) or not isinstance(row.get("output", ""), str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if number < len(lines):
+                raise InputError(
+                    f"{index} line {number} is not a row of an index; remove it, or use another --out"
+                ) from None
+            break  # the last: empty, or cut short
+        rows.append(row)
+    return rows
+
+
+def write_rows(index: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(index, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def check_settings(before: dict[str, Any], settings: dict[str, Any], out: str | Path) -> None:
+    """Refuse to put features beside others that were made in another way."""
+    # The model's name may differ as long as its weights are the same.
+    changed = [name for name in settings if name != "model" and before.get(name) != settings[name]]
+    if changed:
+        named = [name for name in changed if name != "weights"]
+        what = ", ".join(f"{name} {before.get(name)} (now {settings[name]})" for name in named)
+        if "weights" in changed and "dtype" not in changed:  # in another precision the weights are others too
+            what = f"the model {before.get('model')} with other weights"
+        raise InputError(f"{out} holds features made with {what}; use another --out, or the same settings")
 
 
 def _digest(path: Path | str) -> str:

@@ -20,8 +20,10 @@ from PIL import Image
 import veca
 from veca.cli import main as run_command
 from veca.errors import InputError
-from veca.feature_folder import FeatureFolder
-from veca.features import PENDING, Decoded, batches, find_images, main
+from veca.extract.command import main
+from veca.extract.decoding import PENDING, Decoded, batches
+from veca.extract.folder import FeatureFolder
+from veca.extract.sources import find_entries
 
 SIZE, CORES = 48, 8
 
@@ -99,7 +101,7 @@ def test_a_folder_with_good_broken_and_duplicate_images(photos: Path, model: Pat
     broken = photos / "deep" / "broken.jpg"
     whole = (photos / "a.jpg").read_bytes()
     broken.write_bytes(whole[: len(whole) - 200])
-    text = tmp_path / "list.txt"
+    text = tmp_path / "list.dat"
     text.write_text("named by the user, so it is tried")
     out = tmp_path / "out"
     arguments = (photos, text, photos / "a.jpg", *options(model, out, "--dense", "--batch", 4, "--workers", 2))
@@ -126,6 +128,7 @@ def test_a_folder_with_good_broken_and_duplicate_images(photos: Path, model: Pat
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops the command where it is")
+@pytest.mark.end_to_end
 def test_killed_in_the_middle_and_resumed(model: Path, tmp_path: Path) -> None:
     top, out, count = tmp_path / "photos", tmp_path / "out", 60
     top.mkdir()
@@ -171,6 +174,7 @@ def test_killed_in_the_middle_and_resumed(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.end_to_end
 def test_workers_end_with_a_run_that_is_killed(model: Path, tmp_path: Path) -> None:
     """Large pictures fill the queue, so that the workers wait for a reader who is gone."""
     top, out = tmp_path / "photos", tmp_path / "out"
@@ -363,8 +367,8 @@ def test_help_has_examples_and_the_exit_status(capsys: pytest.CaptureFixture[str
 
 
 def test_images_are_found_once_in_a_fixed_order(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_images((photos,))
-    assert [str(path.relative_to(photos)) for path in found] == [
+    found = find_entries((photos,))
+    assert [str(Path(entry.name).relative_to(photos)) for entry in found] == [
         "a.jpg",
         "a.png",
         "deep/b.webp",
@@ -373,7 +377,7 @@ def test_images_are_found_once_in_a_fixed_order(photos: Path, monkeypatch: pytes
         "other/deep/b.webp",
     ]
     monkeypatch.chdir(photos)
-    assert find_images((Path("deep/../deep"), Path(), Path("a.png"))) == [*found[2:5], *found[:2], found[5]]
+    assert find_entries((Path("deep/../deep"), Path(), Path("a.png"))) == [*found[2:5], *found[:2], found[5]]
 
 
 def some(shapes: list[int], taken: list[int]) -> Iterator[Decoded]:
@@ -414,7 +418,7 @@ def test_an_index_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
     out.mkdir()
     index = out / "index.jsonl"
     index.write_text("the user's own\nfile\n")
-    with pytest.raises(InputError, match="has an index but no settings"):
+    with pytest.raises(InputError, match="line 1 is not a row of an index"):
         FeatureFolder(out, {}).__enter__()
     (out / "settings.json").write_text("{}")
     with pytest.raises(InputError, match="line 1 is not a row"):
@@ -428,7 +432,7 @@ def test_an_index_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
 WAITS_INSIDE = """
 import sys, time
 from veca.errors import InputError
-from veca.feature_folder import FeatureFolder
+from veca.extract.folder import FeatureFolder
 try:
     with FeatureFolder(sys.argv[1], {"seed": sys.argv[2]}):
         print("inside", flush=True)
@@ -477,6 +481,7 @@ def test_features_that_the_disk_lost_are_made_again(keep: int, tmp_path: Path) -
         assert not folder.has(Path("/a.jpg"))
 
 
+@pytest.mark.end_to_end
 def test_names_of_any_bytes(model: Path, tmp_path: Path) -> None:
     top, out = tmp_path / "photos", tmp_path / "out"
     top.mkdir()
