@@ -13,55 +13,43 @@ image through the network later, exactly: 2·L·C·D numbers, whatever the image
 
 from __future__ import annotations
 
-import json
 import os
+from contextlib import ExitStack
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from veca import table
-from veca._version import __version__
 from veca.block import CoreSide
+from veca.buffers import Precision, token_buffer
 from veca.errors import InputError
 from veca.files import whole_file
 from veca.fused import piece_size
-from veca.images import stored_values
+from veca.large.picture import Strips, StripSource, open_strips
+from veca.large.sinks import Sink
+from veca.large.where import mask_of
+from veca.parallel import Patches, Together
 from veca.rope import Rotation
 from veca.streaming import (
-    Precision,
     Report,
+    check_sink,
     checked,
-    collect,
+    collector,
     dtype_of,
     grid_of,
-    refuse_changed,
-    token_buffer,
+    told_apart,
     travel,
     verbs_of,
 )
-from veca.strips import Strips, StripSource, open_strips
-from veca.weights import weights_digest
 
 if TYPE_CHECKING:
-    from veca.model import Veca, VecaOutput
+    from torch.distributed import ProcessGroup
 
-FORMAT = 1
-SAMPLES = 16  # an image is recognised by the mean colours of so many patches along each axis
-ALIKE = 0.05  # largest difference of such a colour, in deviations: decoders round differently
-DTYPES = {  # of what a scan file holds
-    "keys": torch.float16,
-    "values": torch.float16,
-    "cores": torch.float32,
-    "coords": torch.float32,
-    "colours": torch.float16,
-    "inside": torch.uint8,  # a bit a patch; only with a mask
-}
-LARGEST = 2**30  # bytes of a scan file that is opened
+    from veca.model import Veca, VecaOutput
 
 
 class Look(NamedTuple):
@@ -148,7 +136,10 @@ class Scan:
         return Look(found, centres, covered, inside)
 
     def look_at_points(self, points: Any, report: Report | None) -> Look:
-        given = torch.as_tensor(np.asarray(points, dtype=np.float64))
+        try:
+            given = torch.as_tensor(np.asarray(points, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise InputError("points are pairs (x, y) of numbers, n×2") from None
         if given.ndim != 2 or given.shape[1] != 2 or not len(given):
             raise InputError(f"points are pairs (x, y), n×2, not {'×'.join(map(str, given.shape))}")
         width, height = self.strips.width, self.strips.height
@@ -237,7 +228,7 @@ class Scan:
         width, height = self.strips.width, self.strips.height
         if box is None:
             box = (0, 0, width, height)
-        if len(box) != 4 or any(isinstance(value, bool) or int(value) != value for value in box):
+        if len(box) != 4 or any(not isinstance(value, Real) or value != value // 1 for value in box):
             raise InputError(f"a box is (x, y, width, height) in whole pixels, not {box!r}")
         x, y, wide, high = (int(value) for value in box)
         if wide < 1 or high < 1 or x < 0 or y < 0 or x + wide > self.size[0] or y + high > self.size[1]:
@@ -271,36 +262,11 @@ class Scan:
 
         `more` goes to the file's header.
         """
-        data = self.pack(weights_digest(self.model), **more)
+        from veca.scan_file import digest_of, pack
+
+        data = pack(self, digest_of(self.model), **more)
         with whole_file(file) as temporary:
             temporary.write_bytes(data)
-
-    def pack(self, weights: str, **more: Any) -> bytes:
-        """What `save` writes; `weights` is the model's digest."""
-        side = [torch.stack([getattr(layer, name)[0] for layer in self.path]) for name in ("key", "value")]
-        limit = torch.finfo(torch.float16).max
-        if any(float(part.float().abs().amax()) > limit for part in side):
-            raise InputError("a key or value of the cores is too large for the float16 of a scan file")
-        tensors = {
-            "keys": side[0].to("cpu", torch.float16),  # L×H×C×d
-            "values": side[1].to("cpu", torch.float16),
-            "cores": self.cores.float().cpu(),
-            "coords": self.coords.float().cpu(),
-            "colours": sample_colours(self.strips, self.model.patch_size),
-        }
-        if self.inside is not None:
-            tensors["inside"] = torch.from_numpy(np.packbits(self.inside.numpy()))
-        about = {
-            **more,
-            "format": FORMAT,
-            "weights": weights,
-            "size": list(self.size),
-            "share": self.share,
-            "cores": len(self.cores),
-            "veca": __version__,
-        }
-        whole = {name: part.contiguous() for name, part in tensors.items()}
-        return bytes(save(whole, {"scan": json.dumps(about)}))
 
 
 def is_grid(edges: Tensor, patch: int) -> bool:
@@ -328,29 +294,33 @@ def scan(
     where: Any = None,
     tokens: Precision = "float32",
     spill: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | Sink | None = None,
     report: Report | None = None,
+    group: ProcessGroup | None = None,
 ) -> Scan:
     """See `Veca.scan`."""
     budget, tile = checked(model, cores, tile, tokens, out)
     check_share(share)
-    if out is not None and (share < 1 or where is not None):
+    if out is not None and share < 1:
         raise InputError("a file for the dense feature needs all patches: scan without it, then look")
-    strips = open_strips(source, model.patch_size)
-    try:
-        grid = grid_of(model, strips)
-        inside = None if where is None else mask_of(where, grid)
-        chosen = choose(grid, share, inside)
-        count = grid[0] * grid[1] if chosen is None else len(chosen)
-        with token_buffer(model, count, tokens, spill) as buffer:
-            journey = travel(
-                model, strips, chosen, budget, tile, buffer, report, keep_path=True, look_last=out is not None
-            )
-            if out is not None:
-                collect(model, buffer, grid, tile, out, report)
-    except BaseException:
-        strips.__exit__(None, None, None)
-        raise
+    ranks = Together(group)
+    check_sink(out, ranks)
+    with ExitStack() as held, ExitStack() as opened:  # the scan keeps the source open
+        with ranks.agreed():
+            strips = opened.enter_context(open_strips(source, model.patch_size))
+            grid = grid_of(model, strips)
+            inside = None if where is None else mask_of(where, grid, strips)
+            chosen = choose(grid, share, inside)
+            mine = ranks.part(chosen, grid[1])
+            buffer = held.enter_context(token_buffer(model, len(mine), tokens, spill))
+        ranks.same(size=strips.size, patches=len(chosen), **told_apart(model, budget, tokens, out))
+        collect = None if out is None else collector(model, buffer, grid, mine, tile, out, report, ranks, held)
+        journey = travel(
+            model, strips, mine, budget, tile, buffer, report, ranks, keep_path=True, look_last=out is not None
+        )
+        if collect is not None:
+            collect()
+        opened.pop_all()
     features = model.output(journey.cores)[0].float().cpu()
     return Scan(model, strips, journey.path, features, journey.coords[0].cpu(), share, inside)
 
@@ -376,134 +346,24 @@ def scanned(
     )
 
 
-def choose(grid: tuple[int, int], share: float, inside: Tensor | None) -> Tensor | None:
-    """Numbers of the patches to read, in order: an even share of those inside the mask; None: all.
-
-    Ranked by the fractional part of x·g⁻¹ + y·g⁻² (g the plastic number), any share of the patches is spread evenly
-    over the image, without a lattice that could fall in step with what is on it.
-    """
+def choose(grid: tuple[int, int], share: float, inside: Tensor | None) -> Patches:
+    """The patches to read: all, or an even share of those inside the mask."""
     if share == 1 and inside is None:
-        return None
+        return range(grid[0] * grid[1])
     candidates = torch.arange(grid[0] * grid[1]) if inside is None else inside.flatten().nonzero()[:, 0]
     if not len(candidates):
         raise InputError("the mask leaves no patch to read")
     if share == 1:
         return candidates
-    row, column = candidates // grid[1], candidates % grid[1]
-    rank = torch.frac(column.double() * 0.7548776662466927 + row.double() * 0.5698402909980532).argsort(stable=True)
-    return candidates[rank[: max(1, round(share * len(candidates)))]].sort().values
+    return spread(candidates, grid)[: max(1, round(share * len(candidates)))].sort().values
 
 
-def mask_of(where: Any, grid: tuple[int, int]) -> Tensor:
-    """A mask of any resolution, laid over the grid: patches that it covers at least by half (h×w)."""
-    name = "the mask"
-    if isinstance(where, (str, os.PathLike)):
-        name, where = str(where), stored_values(where)
-    mask = torch.as_tensor(np.array(where) if isinstance(where, np.ndarray) else where)
-    if mask.ndim == 3:  # a picture: any colour but black
-        mask = (mask != 0).any(-1) if mask.shape[-1] <= 4 else mask
-    if mask.ndim != 2 or not mask.numel():
-        raise InputError(f"{name}: a mask is H×W, not {'×'.join(map(str, mask.shape))}")
-    covered = nn.functional.adaptive_avg_pool2d((mask != 0).float()[None, None], grid)[0, 0]
-    return covered >= 0.5
+def spread(patches: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The numbers of some patches in an order of which every stretch is spread evenly over the image.
 
-
-def sample_colours(strips: Strips, patch: int) -> Tensor:
-    """The mean colours of evenly spread patches (n×3): by these an image is recognised."""
-    grid = strips.height // patch, strips.width // patch
-    rows, columns = (np.linspace(0, count - 1, min(SAMPLES, count)).round().astype(int) * patch for count in grid)
-    means = [strips.read(y, y + patch, x, x + patch)[0].mean((1, 2)) for y in rows.tolist() for x in columns.tolist()]
-    return torch.stack(means).half()
-
-
-def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) -> Scan:
-    """A scan that `Scan.save` wrote, with the image it was made of and the model that made it.
-
-    Both are recognised: the model by a digest of its weights, the image by its size and the colours of 256 patches.
+    Ranked by the fractional part of x·g⁻¹ + y·g⁻² (g the plastic number): no lattice that could fall in step with what
+    is on the image.
     """
-    return opened(Path(file), source, model, weights_digest(model))
-
-
-def opened(file: Path | bytes, source: StripSource, model: Veca, weights: str) -> Scan:
-    """The same of a file, or of its bytes; `weights` is the model's digest."""
-    refuse_changed(model)
-    label, (about, tensors) = name_of(file), read_scan(file, model)
-    if about["weights"] != weights:
-        raise InputError(f"{label} was made with other weights than this model's; scan the image again with this one")
-    strips = open_strips(source, model.patch_size)
-    name = source if isinstance(source, (str, os.PathLike)) else "the image"
-    if list(strips.size) != about["size"]:
-        size, given = ("×".join(map(str, pair)) for pair in (about["size"], strips.size))
-        raise InputError(f"{label} was made of an image of {size} pixels; {name} has {given}")
-    colours = sample_colours(strips, model.patch_size).float()
-    if colours.shape != tensors["colours"].shape or not bool(
-        ((colours - tensors["colours"].float()).abs() <= ALIKE).all()
-    ):
-        raise InputError(f"{label} was made of another image than {name}: their colours differ")
-    grid, inside = grid_of(model, strips), None
-    if "inside" in tensors:
-        bits = np.unpackbits(tensors["inside"].numpy())[: grid[0] * grid[1]]
-        if len(bits) != grid[0] * grid[1]:
-            raise InputError(f"{label}: its mask does not fit the image; the file is damaged")
-        inside = torch.from_numpy(bits.astype(bool)).view(grid)
-    device, dtype = model.patch_embed.proj.weight.device, dtype_of(model)
-    keys, values = (tensors[part].to(device, dtype) for part in ("keys", "values"))
-    path = [CoreSide(key[None], key[None], value[None]) for key, value in zip(keys, values, strict=True)]
-    return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside)
-
-
-def name_of(file: Path | bytes) -> str:
-    return "the scan" if isinstance(file, bytes) else str(file)
-
-
-def scan_header(file: Path | bytes) -> dict[str, Any]:
-    """What a scan file says of itself, checked."""
-    name = name_of(file)
-    if isinstance(file, Path) and not file.is_file():
-        raise InputError(f"{file}: {'is a folder, not a scan' if file.is_dir() else 'no such file'}")
-    if isinstance(file, Path) and file.stat().st_size > LARGEST:
-        raise InputError(f"{file}: {file.stat().st_size / 1e9:.1f} GB is no scan; those have about a megabyte")
-    try:
-        if isinstance(file, bytes):  # safetensors opens files only; theirs begin with the length of the header
-            text = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["scan"]
-        else:
-            with safe_open(file, "pt") as safe:
-                text = (safe.metadata() or {})["scan"]
-        about = json.loads(text)
-        if about["format"] != FORMAT:
-            raise InputError(f"{name} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
-        share, size, cores = about["share"], about["size"], about["cores"]
-        if not (
-            isinstance(about["weights"], str)
-            and isinstance(share, (int, float))
-            and 0 < share <= 1
-            and isinstance(cores, int)
-            and cores > 0
-            and isinstance(size, list)
-            and all(isinstance(side, int) for side in size)
-        ):
-            raise ValueError("header")
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError, OSError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name}: not a scan that veca wrote, or damaged") from None
-    return dict(about)
-
-
-def read_scan(file: Path | bytes, model: Veca) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a scan file, checked against the model's shape."""
-    about, config, source = scan_header(file), model.config, name_of(file)
-    cores = about["cores"]
-    side = (config.depth, config.heads, cores, config.head_width)
-    expected = {"keys": side, "values": side, "cores": (cores, config.feature_width), "coords": (cores, 2)}
-    try:
-        tensors = load(file) if isinstance(file, bytes) else load_file(file)
-        if any(tensors[name].dtype != dtype for name, dtype in DTYPES.items() if name != "inside" or name in tensors):
-            raise ValueError("dtype")
-    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AssertionError):
-        raise InputError(f"{source}: not a scan that veca wrote, or damaged") from None
-    if any(tuple(tensors[name].shape) != shape for name, shape in expected.items()):
-        raise InputError(f"{source} was made with a model of another shape; scan the image again with this one")
-    if not all(bool(torch.isfinite(tensors[name]).all()) for name in (*expected, "colours")):
-        raise InputError(f"{source}: it holds values that are not finite; the file is damaged")
-    return about, tensors
+    row, column = patches // grid[1], patches % grid[1]
+    rank = torch.frac(column.double() * 0.7548776662466927 + row.double() * 0.5698402909980532).argsort(stable=True)
+    return patches[rank]

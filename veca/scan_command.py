@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -11,24 +12,31 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from veca.cli import parse
-from veca.devices import Dtype, pick_device, pick_dtype
+from veca.devices import Dtype, no_memory, pick_device, pick_dtype
 from veca.errors import InputError
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.images import stored_values
+from veca.large.options import ViewOptions, check_inputs, file_stamp
+from veca.large.picture import Picture
+from veca.large.place import grid_transform
+from veca.large.sinks import coloured, write_geotiff, write_points
 from veca.model import Veca
-from veca.scan import Scan, check_share, open_scan, scan_header
-from veca.weights import load, weights_digest
+from veca.parallel import launched
+from veca.progress import reporting
+from veca.scan import check_share
+from veca.scan_file import digest_of, open_scan, scan_header
+from veca.training.ranks import Ranks
+from veca.video import has_frames, is_video
+from veca.weights import load
 
 
 @dataclass(kw_only=True)
-class ScanSettings:
+class ScanSettings(ViewOptions):
     """Scan images of any size once: a file of about a megabyte each, along which `veca look` finds features later.
 
-    For slide.tif, DIR gets slide.tif.scan. TIFF is read part by part; .npy is mapped; other formats are decoded whole.
+    For slide.tif, DIR gets slide.tif.scan. Slides, scenes, TIFF, Zarr and .npy are read part by part.
     Run again with the same DIR, it continues: images that were scanned with the same settings are left alone.
 
     Exit status: 0 all images done, 1 some could not be read (they are listed at the end), 2 a wrong argument.
@@ -36,19 +44,25 @@ class ScanSettings:
     Examples:
       veca scan slide.tif --out scans/
       veca scan *.tif --out scans/ --cores 16 --share 0.25
+      torchrun --nproc-per-node 8 -m veca.cli scan slide.tif --out scans/     (each image over 8 ranks)
+      veca scan slide.svs --out scans/ --mpp 1 --where auto
       veca look scans/slide.tif.scan --box 4096,2048,448,448 --out part.npy
+      veca scan clip.mp4 --out scans/ --share 0.25 --carry     (a video: scans/clip.mp4/000000.scan …)
     """
 
     paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE…")]
-    """images: TIFF, .npy (H×W×3), or any other format"""
+    """images: slides, GeoTIFF, TIFF, Zarr, .npy (H×W×3), or any other format; or videos and folders of frames"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """folder to write to"""
     cores: int = 64
     """the budget: how many cores are active"""
     share: float = 1.0
     """how many of the patches the cores read, evenly spread: 0.25 costs a quarter"""
-    where: Annotated[Path | None, tyro.conf.arg(metavar="MASK")] = None
-    """a picture of any resolution, laid over every image: patches that are mostly black there are left out"""
+    carry: tyro.conf.FlagCreatePairsOff[bool] = False
+    """with --share, of videos: the cores start from what they read in the last frames"""
+    where: Annotated[str | None, tyro.conf.arg(metavar="auto|MASK")] = None
+    """auto (blank glass of slides, nodata of scenes), a picture of any resolution, laid over every image, or GeoJSON:
+    patches outside are left out"""
     model: str = "veca-s14"
     """a bundled name, a model folder, a .safetensors, an authors' .pt or a hub id"""
     tokens: Literal["float32", "float16"] = "float32"
@@ -66,18 +80,19 @@ class LookSettings:
     """Features of any part of an image that was scanned, exactly as in the whole pass, whatever the image's size.
 
     FILE.npy gets h×w×D (a box: one feature for each cell of --stride pixels that it touches) or n×D (points), float32,
-    and FILE.json what it covers. Without --box and --points: the whole image.
+    and FILE.json what it covers. Without --box and --points: the whole image. FILE.parquet takes points, FILE.tif
+    their place on the map (a GeoTIFF of the features' colours). Pixels are those of the file's finest level.
 
     Examples:
       veca look scans/slide.tif.scan --box 4096,2048,448,448 --out part.npy
       veca look scans/slide.tif.scan --box 4096,2048,448,448 --stride 7 --out finer.npy
       veca look scans/slide.tif.scan --points 120,80 4000.5,96 --out points.npy
-      veca look scans/slide.tif.scan --points places.csv --out points.npy     (a line "x,y" each)
+      veca look scans/slide.tif.scan --points places.csv --out points.parquet     (a line "x,y" each)
     """
 
     scan: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.scan")]
     """what `veca scan` wrote"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.npy")]
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.npy|.parquet|.tif")]
     """file to write"""
     box: Annotated[str | None, tyro.conf.arg(metavar="X,Y,WIDTH,HEIGHT")] = None
     """in pixels of the image"""
@@ -97,35 +112,40 @@ class LookSettings:
 
 def main(arguments: list[str]) -> int:
     settings = parse(ScanSettings, arguments, "veca scan")
-    if not settings.paths:
-        raise InputError("name at least one image to scan; `veca scan --help` has examples")
-    names = [path.name for path in settings.paths]
-    if len(set(names)) < len(names):
-        raise InputError("two of the images have the same name; scan them to different folders")
-    for path in (*settings.paths, *([settings.where] if settings.where else [])):
-        if not path.is_file():
-            raise InputError(f"{path}: {'is a folder, not an image' if path.is_dir() else 'no such file'}")
+    if settings.carry or any(is_video(path) or has_frames(path) for path in settings.paths):
+        from veca.video_command import scans
+
+        return scans(settings)
+    check_inputs(settings.paths, settings.where, "scan")
     refuse_file(settings.out)
     check_share(settings.share)
-    mask = None if settings.where is None else stored_values(settings.where)
-    device = pick_device(settings.device)
-    model = load(settings.model, cores=settings.cores, device=device, dtype=pick_dtype(settings.dtype, device))
-    digest = weights_digest(model)
+    if settings.where is not None and settings.where != "auto" and not settings.where.endswith("json"):
+        stored_values(settings.where)  # that it is a picture is known now
+    with launched(settings.device) as ranks:
+        return scan_all(settings, ranks)
+
+
+def scan_all(settings: ScanSettings, ranks: Ranks) -> int:
+    dtype = pick_dtype(settings.dtype, ranks.device)
+    model = load(settings.model, cores=settings.cores, device=ranks.device, dtype=dtype)
+    same = {"weights": digest_of(model), "dtype": str(dtype).removeprefix("torch.")}
     failed: list[str] = []
     done = 0
     for path in settings.paths:
         file = settings.out / f"{path.name}.scan"
-        if is_done(file, path, digest, settings):
+        if ranks.from_first(lambda file=file, path=path: is_done(file, path, same, settings)):  # type: ignore[misc]
             continue
         try:
-            line = scan_one(model, path, file, mask, settings)
+            line = scan_one(model, path, file, settings, ranks)
         except InputError as error:
+            if ranks.count > 1:  # the others may be waiting in the middle of this image
+                raise
             failed.append(str(error) if str(path) in str(error) else f"{path}: {error}")
             continue
         done += 1
-        print(line)
+        ranks.say(line)
     before = len(settings.paths) - done - len(failed)
-    print(
+    ranks.say(
         f"{settings.out}: {done} images scanned"
         + (f", {before} were there before" if before else "")
         + (f", {len(failed)} could not be read:" if failed else "")
@@ -135,7 +155,7 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def is_done(file: Path, image: Path, digest: str, settings: ScanSettings) -> bool:
+def is_done(file: Path, image: Path, same: dict[str, str], settings: ScanSettings) -> bool:
     """Whether an earlier run scanned this image, as it is now, with the same settings."""
     if not file.is_file():
         return False
@@ -144,50 +164,53 @@ def is_done(file: Path, image: Path, digest: str, settings: ScanSettings) -> boo
     except InputError:  # damaged: scan it again
         return False
     return (
-        about["weights"] == digest
+        all(about.get(name) == value for name, value in same.items())
         and (about["cores"], about["share"]) == (settings.cores, settings.share)
-        and about.get("where") == (str(settings.where) if settings.where else None)
+        and about.get("where") == settings.where
+        and about.get("mask", []) == mask_stamp(settings)
+        and about.get("asked", {}) == settings.view()
         and about.get("stamp") == file_stamp(image)
     )
 
 
-def file_stamp(image: Path) -> list[int]:
-    """What changes when a file does: its size and when it was written."""
-    stat = image.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+def mask_stamp(settings: ScanSettings) -> list[int]:
+    """Of the file that says where; nothing if none does."""
+    return [] if settings.where in (None, "auto") else file_stamp(Path(str(settings.where)))
 
 
-def scan_one(model: Veca, path: Path, file: Path, mask: np.ndarray[Any, Any] | None, settings: ScanSettings) -> str:
-    from veca.features import no_memory
-
+def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings, ranks: Ranks) -> str:
     began = time.monotonic()
-    with bar() as progress:
-        task = progress.add_task(path.name, total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            progress.update(task, description=f"{path.name}: {what}", completed=done, total=total)
-
+    with settings.open(path) as picture, reporting(path.name, ranks.first) as report:
+        if ranks.first:
+            print(picture.describe(), file=sys.stderr)
         try:
             scan = model.scan(
-                path,
+                picture,
                 cores=settings.cores,
                 share=settings.share,
-                where=mask,
+                where=settings.where,
                 tokens=settings.tokens,
                 spill=settings.spill,
                 report=report,
+                group=ranks.group,
             )
         except RuntimeError as error:
             if not no_memory(error):
                 raise
             raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error
-    about = {
-        "image": os.path.abspath(path),  # noqa: PTH100  (a link keeps its own name)
-        "model": settings.model,
-        "where": str(settings.where) if settings.where else None,
-        "stamp": file_stamp(path),
-    }
-    scan.save(file, **about)
+        about = {
+            "image": os.path.abspath(path),  # noqa: PTH100  (a link keeps its own name)
+            "model": settings.model,
+            "where": settings.where,
+            "mask": mask_stamp(settings),
+            "stamp": file_stamp(path),
+            "asked": settings.view(),
+            "view": picture.view,
+        }
+        if ranks.first:
+            scan.save(file, **about)
+    if not ranks.first:
+        return ""
     height, width = scan.grid
     size = file.stat().st_size / 1e6
     return (
@@ -198,10 +221,12 @@ def scan_one(model: Veca, path: Path, file: Path, mask: np.ndarray[Any, Any] | N
 
 def main_look(arguments: list[str]) -> int:
     settings = parse(LookSettings, arguments, "veca look")
-    if settings.out.suffix != ".npy":
-        raise InputError(f"--out is an .npy file, not {settings.out}")
+    if settings.out.suffix not in (".npy", ".parquet", ".tif"):
+        raise InputError(f"--out is an .npy, a .parquet or a .tif file, not {settings.out}")
     if settings.box and settings.points:
         raise InputError("give --box or --points, not both")
+    if settings.out.suffix != ".npy" and bool(settings.points) != (settings.out.suffix == ".parquet"):
+        raise InputError("points go to .npy or .parquet, a box to .npy or .tif")
     about = scan_header(settings.scan)
     image, name = settings.image or about.get("image"), settings.model or about.get("model")
     for value, flag in ((image, "--image"), (name, "--model")):
@@ -211,18 +236,32 @@ def main_look(arguments: list[str]) -> int:
     points = read_points(settings.points) if settings.points else None
     device = pick_device(settings.device)
     model = load(str(name), device=device, dtype=pick_dtype(settings.dtype, device))
-    scan: Scan = open_scan(settings.scan, Path(str(image)), model)
-    with bar() as progress:
-        task = progress.add_task("look", total=None)
+    source: Any = Path(str(image))
+    if "frame" in about:
+        from veca.video_command import frame_at
+
+        source = np.asarray(frame_at(source, str(about["frame"])))
+    scan = open_scan(settings.scan, source, model)
+    picture = scan.strips.picture
+    assert isinstance(picture, Picture)
+    stride = settings.stride or model.patch_size
+    with reporting(settings.scan.name) as report:
         found = scan.look(
-            box=None if box is None else tuple(map(int, box)),  # type: ignore[arg-type]
-            points=points,
+            box=None if box is None else box_at(picture, box),
+            points=None if points is None else np.asarray(points) / picture.downsample,
             stride=settings.stride,
-            report=lambda what, done, total: progress.update(task, completed=done, total=total),
+            report=report,
         )
-    with whole_file(settings.out) as temporary, open(temporary, "wb") as file:
-        np.save(file, found.features.numpy())
     x, y, width, height = found.box
+    if settings.out.suffix == ".parquet":
+        write_points(settings.out, picture, found.centres.numpy(), found.features.numpy())
+    elif settings.out.suffix == ".tif":
+        a, b, c, d, e, f = grid_transform(picture, stride)
+        moved = (a, b, c + (a * x + b * y) / stride, d, e, f + (d * x + e * y) / stride)
+        write_geotiff(settings.out, coloured(found.features.numpy()), picture.crs, moved)
+    else:
+        with whole_file(settings.out) as temporary, open(temporary, "wb") as file:
+            np.save(file, found.features.numpy())
     shape = "×".join(map(str, found.features.shape))
     write_json(
         settings.out.with_suffix(".json"),
@@ -230,7 +269,8 @@ def main_look(arguments: list[str]) -> int:
             "scan": str(settings.scan),
             "image": str(image),
             "box": list(found.box),
-            "stride": settings.stride or model.patch_size,
+            "stride": stride,
+            "picture": picture.about(),
             "shape": list(found.features.shape),
             "centres": found.centres.tolist() if points is not None else None,
             "inside": int(found.inside.sum()),
@@ -240,9 +280,12 @@ def main_look(arguments: list[str]) -> int:
     return 0
 
 
-def bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr))
+def box_at(picture: Picture, box: list[float]) -> tuple[int, int, int, int]:
+    """Of a box in pixels of the finest level, the pixels of a picture that it touches."""
+    (x, wide), (y, high) = ((box[axis] / by, box[axis + 2] / by) for axis, by in enumerate(picture.downsample))
+    left, top = math.floor(x), math.floor(y)
+    right, bottom = math.ceil(x + wide - 1e-9), math.ceil(y + high - 1e-9)
+    return left, top, right - left, bottom - top
 
 
 def numbers(text: str, count: int, flag: str) -> list[float]:

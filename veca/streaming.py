@@ -3,15 +3,17 @@
 Patches need only the cores, so every layer is one pass over the patches, piece by piece, and what the cores read of
 each piece is merged on the way (`veca.block.Read`). What must be kept between layers is one buffer of tokens: in
 memory, in float16, or in a file. Dense attention has no such pass: there every patch reads every other.
+Several ranks can share one image (`veca.parallel`): then each has its own part of the patches in its own buffer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +21,23 @@ from torch import Tensor
 
 from veca import table
 from veca.block import Attention, Block, CoreSide, Read
+from veca.buffers import Buffer, Precision, in_precision, token_buffer
 from veca.errors import InputError
-from veca.files import whole_file
-from veca.fused import FusedBlock, Workspace, can_fuse, piece_size, pieces
+from veca.fused import AS_WRITTEN, FusedBlock, Workspace, can_fuse, piece_size, pieces
+from veca.large.picture import Strips, StripSource, open_strips
+from veca.large.sinks import NpySink, Sink, boxes
+from veca.large.source import Array
+from veca.parallel import Patches, Together
 from veca.rope import Rotation, axis_coords, frequencies
-from veca.strips import Strips, StripSource, open_strips
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from veca.model import Veca, VecaOutput
 
-Precision = Literal["float32", "float16"]
 Report = Callable[[str, int, int], None]  # what, how much is done, how much there is
 Verbs = Block | FusedBlock
+Put = Callable[[Iterator[tuple[Array, Array]]], None]  # takes numbers of patches and their features, n×D
 
 
 class Journey(NamedTuple):
@@ -49,36 +56,70 @@ def stream(
     tile: int | None = None,
     tokens: Precision = "float32",
     spill: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | Sink | None = None,
     report: Report | None = None,
+    where: Any = None,
+    group: ProcessGroup | None = None,
 ) -> VecaOutput:
     """The forward pass of one image of any size; see `Veca.stream`."""
+    from veca.large.where import mask_of
     from veca.model import VecaOutput
+    from veca.scan import choose
 
     budget, tile = checked(model, cores, tile, tokens, out)
-    with open_strips(source, model.patch_size) as strips:
-        grid = grid_of(model, strips)
-        with token_buffer(model, grid[0] * grid[1], tokens, spill) as buffer:
-            journey = travel(model, strips, None, budget, tile, buffer, report)
-            core_features = model.output(journey.cores)
-            patches = collect(model, buffer, grid, tile, out, report)
+    ranks = Together(group)
+    if group is not None and out is None:
+        raise InputError("over several ranks the dense feature goes to a file: give out=, or scan and look")
+    check_sink(out, ranks)
+    with ExitStack() as held:
+        with ranks.agreed():
+            strips = held.enter_context(open_strips(source, model.patch_size))
+            grid = grid_of(model, strips)
+            chosen = choose(grid, 1.0, None if where is None else mask_of(where, grid, strips))
+            mine = ranks.part(chosen, grid[1])
+            buffer = held.enter_context(token_buffer(model, len(mine), tokens, spill))
+        ranks.same(size=strips.size, patches=len(chosen), **told_apart(model, budget, tokens, out))
+        collect = None if out is None else collector(model, buffer, grid, mine, tile, out, report, ranks, held)
+        journey = travel(model, strips, mine, budget, tile, buffer, report, ranks)
+        core_features = model.output(journey.cores)
+        patches = torch.empty(0, model.config.feature_width, dtype=buffer.dtype)
+        if collect is None:
+            patches = in_memory(model, buffer, grid, mine, output_of(model, buffer, tile, report))
+        else:
+            collect()
+    if isinstance(sink := sink_of(out), NpySink):
+        patches = torch.from_numpy(np.load(sink.path, mmap_mode="c")).flatten(0, 1)
     return VecaOutput(core_features[:, 0], patches[None], core_features, journey.coords, grid)
 
 
 def checked(
-    model: Veca, cores: int | None, tile: int | None, tokens: str, out: str | os.PathLike[str] | None
+    model: Veca, cores: int | None, tile: int | None, tokens: str, out: str | os.PathLike[str] | Sink | None
 ) -> tuple[int, int]:
     """The budget and the size of a piece; what cannot be done is said before anything is."""
     if tile is not None and tile < 1:
         raise InputError(f"tile must be at least 1 patch, not {tile}")
     if tokens not in ("float32", "float16"):
         raise InputError(f"tokens are kept in float32 or float16, not {tokens!r}")
-    if out is not None and Path(out).is_dir():
+    if isinstance(out, (str, os.PathLike)) and Path(out).is_dir():
         raise InputError(f"{out} is a folder; the dense feature goes to an .npy file")
     refuse_changed(model)
     first = model.blocks[0]
     assert isinstance(first, Block)
     return model.budget(cores), tile or piece_size(first, dtype_of(model))
+
+
+def check_sink(out: str | os.PathLike[str] | Sink | None, ranks: Together) -> None:
+    if ranks.group is not None and isinstance(out, Sink) and not isinstance(out, NpySink):
+        raise InputError("several ranks write one .npy file together, no other format: give out= a path")
+
+
+def told_apart(model: Veca, budget: int, tokens: str, out: str | os.PathLike[str] | Sink | None) -> dict[str, Any]:
+    """What must be the same on all ranks; of the weights some are enough to tell that they were drawn anew."""
+    # Their bytes: machines of several kinds add the same numbers up to slightly different sums.
+    weights = hashlib.sha256(model.bank.tokens.detach().float().cpu().numpy().tobytes()).hexdigest()[:8]
+    place, dtype = out.path if isinstance(out, Sink) else out, str(dtype_of(model)).removeprefix("torch.")
+    told = {"cores": budget, "dtype": dtype, "tokens": tokens, "out": place and str(place)}
+    return {**told, "the model's weights": weights}
 
 
 def grid_of(model: Veca, strips: Strips) -> tuple[int, int]:
@@ -106,7 +147,11 @@ def refuse_changed(model: Veca) -> None:
     for block in model.blocks:
         for module, kind in ((block, Block), (block._modules["attn"], Attention)):
             assert module is not None
-            changed = type(module) is not kind or "forward" in vars(module)
+            changed = type(module) is not kind or any(
+                name in vars(module) or vars(kind)[name] is not AS_WRITTEN[kind, name]
+                for name in ("forward", "attend")  # the latter is not how the cores read in parts
+                if (kind, name) in AS_WRITTEN
+            )
             if changed or module._forward_hooks or module._forward_pre_hooks:
                 raise InputError(
                     "this model's blocks have hooks or a forward of their own; remove them before streaming or "
@@ -117,11 +162,12 @@ def refuse_changed(model: Veca) -> None:
 def travel(
     model: Veca,
     strips: Strips,
-    chosen: Tensor | None,  # numbers of the patches that are read, in order; None: all
+    chosen: Patches,  # those that are read, by this rank
     budget: int,
     tile: int,
     buffer: Buffer,
     report: Report | None,
+    ranks: Together,
     *,
     keep_path: bool = False,
     look_last: bool = True,  # whether the patches pass the last layer too: nobody reads them afterwards
@@ -129,8 +175,9 @@ def travel(
     """Take one image through all layers, a pass over its patches each."""
     report = report or (lambda what, done, total: None)
     grid, device, dtype = grid_of(model, strips), buffer.device, dtype_of(model)
-    for start, rows in embedded(model, strips, grid, chosen, tile, report):
-        buffer.keep(start, rows)
+    with ranks.agreed():
+        for start, rows in embedded(model, strips, grid, chosen, tile, report):
+            buffer.keep(start, rows)
     turns = GridTurns(model, grid, device) if model.config.turns else None
     path: list[CoreSide] = []
     tokens, state, pace = model.bank(budget, 1)
@@ -153,40 +200,47 @@ def travel(
             if index < last or look_last:
                 buffer.keep(start, block.look(rows, view, by, side)[0])
             report(f"layer {index + 1} of {len(blocks)}", stop, buffer.count)
-        assert seen is not None
-        tokens = block.settle(tokens, side, seen)
+        tokens = block.settle(tokens, side, ranks.merge(Read.of_nothing(side.query) if seen is None else seen))
     return Journey(tokens, position, path)
 
 
-def numbers(start: int, stop: int, chosen: Tensor | None, device: torch.device) -> Tensor:
+def numbers(start: int, stop: int, chosen: Patches, device: torch.device) -> Tensor:
     """Where on the grid the patches lie that are kept from `start` to `stop`."""
-    return torch.arange(start, stop, device=device) if chosen is None else chosen[start:stop].to(device)
+    part = chosen[start:stop]
+    return torch.arange(part.start, part.stop, device=device) if isinstance(part, range) else part.to(device)
 
 
 def embedded(
-    model: Veca, strips: Strips, grid: tuple[int, int], chosen: Tensor | None, tile: int, report: Report
+    model: Veca, strips: Strips, grid: tuple[int, int], chosen: Patches, tile: int, report: Report
 ) -> Iterator[tuple[int, Tensor]]:
     """Patch tokens of one strip after another (n×D), and the place of the first: rows of the grid, about `tile`
     patches."""
+    if not len(chosen):
+        return
     weight = model.patch_embed.proj.weight
     across, down = axis_coords(grid[1], weight.device), axis_coords(grid[0], weight.device)
     step = max(1, tile // grid[1])
-    start = 0
-    for top in range(0, grid[0], step):
-        bottom = min(top + step, grid[0])
-        inside = None
-        if chosen is not None:
+    start, first, last = 0, int(chosen[0]) // grid[1], int(chosen[-1]) // grid[1] + 1
+    for top in range(first, last, step):
+        bottom = min(top + step, last)
+        inside, left, right = None, 0, grid[1]  # of chosen patches, those of this strip; of a range, always whole rows
+        if isinstance(chosen, Tensor):
             ends = torch.searchsorted(chosen, torch.tensor([top * grid[1], bottom * grid[1]]))
-            inside = chosen[ends[0] : ends[1]] - top * grid[1]
+            here = chosen[ends[0] : ends[1]] - top * grid[1]
+            row, column = here // grid[1], here % grid[1]
+            if len(row):  # what lies left and right of them is not read
+                left, right = int(column.min()), int(column.max()) + 1
+            inside = row * (right - left) + column - left
         if inside is None or len(inside):
-            strip = strips.read(top * model.patch_size, bottom * model.patch_size)
+            patch = model.patch_size
+            strip = strips.read(top * patch, bottom * patch, left * patch, right * patch)
             rows = model.patch_embed(strip.to(weight.device, weight.dtype))[0][0]
             if model.config.positions == "table":
-                rows = rows.float() + table.on_lattice(model.table, across, down[top:bottom])
+                rows = rows.float() + table.on_lattice(model.table, across[left:right], down[top:bottom])
             rows = rows if inside is None else rows[inside.to(rows.device)]
             yield start, rows
             start += len(rows)
-        report("patches", bottom, grid[0])
+        report("patches", bottom - first, last - first)
 
 
 class GridTurns:
@@ -203,136 +257,79 @@ class GridTurns:
         return Rotation(*(torch.cat((x[column], y[row]), dim=-1)[None, None] for x, y in self.parts))
 
 
-def collect(
+def output_of(model: Veca, buffer: Buffer, tile: int, report: Report | None) -> Iterator[tuple[int, int, Tensor]]:
+    """The dense feature, a piece after another."""
+    for start, stop in pieces(buffer.count, tile):
+        rows = model.output(buffer.load(start, stop).to(dtype_of(model)))
+        yield start, stop, in_precision(rows, buffer.dtype)
+        if report is not None:
+            report("output", stop, buffer.count)
+
+
+def in_memory(
+    model: Veca, buffer: Buffer, grid: tuple[int, int], mine: Patches, features: Iterator[tuple[int, int, Tensor]]
+) -> Tensor:
+    """N×D′, zeros where no patch was chosen."""
+    width, held = model.config.feature_width, buffer.memory()
+    if isinstance(mine, Tensor):
+        patches = torch.zeros(grid[0] * grid[1], width, dtype=buffer.dtype)
+    elif held is None or held.shape[1] != width:
+        patches = torch.empty(buffer.count, width, dtype=buffer.dtype)
+    else:
+        patches = held  # nobody needs the tokens any more: the features take their place
+    for start, stop, rows in features:
+        patches[mine[start:stop] if isinstance(mine, Tensor) else slice(start, stop)] = rows
+    return patches
+
+
+def sink_of(out: str | os.PathLike[str] | Sink | None) -> Sink | None:
+    return NpySink(out) if isinstance(out, (str, os.PathLike)) else out
+
+
+def collector(
     model: Veca,
     buffer: Buffer,
     grid: tuple[int, int],
+    mine: Patches,
     tile: int,
-    out: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str] | Sink,
     report: Report | None,
-) -> Tensor:
-    """The dense feature, N×D′: in memory, or from the .npy file `out` (h×w×D′), which the disk alone holds."""
-    width, dtype = model.config.feature_width, buffer.dtype
+    ranks: Together,
+    held: ExitStack,
+) -> Callable[[], None]:
+    """What writes the dense feature when all layers are passed. Its room on the disk is taken now, hours before."""
+    sink = sink_of(out)
+    assert sink is not None
+    opened = destination(sink, grid, model.config.feature_width, np.dtype(str(buffer.dtype)[6:]), ranks)
+    put = held.enter_context(opened) if ranks.group is None else None  # ranks cannot hold one file between them so long
 
-    def features() -> Iterator[tuple[int, int, Tensor]]:
-        for start, stop in pieces(buffer.count, tile):
-            rows = model.output(buffer.load(start, stop).to(dtype_of(model)))
-            yield start, stop, in_precision(rows, dtype)
-            if report is not None:
-                report("output", stop, buffer.count)
+    def collect() -> None:
+        features, cpu = output_of(model, buffer, tile, report), torch.device("cpu")
+        numbered = ((numbers(start, stop, mine, cpu).numpy(), rows.numpy()) for start, stop, rows in features)
+        (put or held.enter_context(opened))(numbered)
 
-    if out is None:
-        held = buffer.memory()  # nobody needs the tokens any more: the features take their place
-        patches = torch.empty(buffer.count, width, dtype=dtype) if held is None or held.shape[1] != width else held
-        for start, stop, rows in features():
-            patches[start:stop] = rows
-        return patches
-    header = {"descr": np.dtype(str(dtype)[6:]).str, "fortran_order": False, "shape": (*grid, width)}
-    with whole_file(Path(out)) as temporary, open(temporary, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        reserve(file.fileno(), file.tell() + buffer.count * width * dtype.itemsize, Path(out))
-        for _, _, rows in features():  # written, not mapped: pages of a map would count as the process's memory
-            file.write(rows.contiguous().numpy().data)
-    return torch.from_numpy(np.load(out, mmap_mode="c")).flatten(0, 1)
+    return collect
 
 
-def in_precision(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """On the CPU in the buffer's precision; what does not fit in float16 is an error, not an infinity."""
-    rows = rows.float()
-    if dtype == torch.float16 and float(rows.abs().amax()) > torch.finfo(torch.float16).max:
-        raise InputError("a value of this model's tokens is too large for float16; use tokens float32")
-    return rows.to("cpu", dtype)
+@contextmanager
+def destination(sink: Sink, grid: tuple[int, int], width: int, dtype: np.dtype[Any], ranks: Together) -> Iterator[Put]:
+    """A sink that is open, as what takes patches in their order."""
+    if isinstance(sink, NpySink):  # every rank writes its own patches
+        with (
+            ranks.whole_file(sink.path, lambda file: sink.prepare(file, grid, width, dtype)) as temporary,
+            sink.by_patch(temporary, width, dtype) as write_patches,
+        ):
 
+            def put(numbered: Iterator[tuple[Array, Array]]) -> None:
+                for places, values in numbered:
+                    write_patches(places, values)
 
-def reserve(descriptor: int, size: int, path: Path) -> None:
-    """Take the room on the disk now: that it is full should not be known after an hour."""
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.truncate(descriptor, size)
-    except OSError as error:
-        raise InputError(f"cannot keep {size / 1e9:.1f} GB in {path}: {error.strerror}") from error
+            yield put
+        return
+    with sink.opened(grid, width, dtype) as write:
 
+        def put_boxes(numbered: Iterator[tuple[Array, Array]]) -> None:
+            for top, box in boxes(numbered, grid, sink.rows):
+                write(0, top, box)
 
-def token_buffer(model: Veca, patches: int, tokens: Precision, spill: str | os.PathLike[str] | None) -> Buffer:
-    width, device = model.config.width, model.patch_embed.proj.weight.device
-    kept = getattr(torch, tokens)
-    return Buffer(patches, width, kept, device) if spill is None else Spilled(patches, width, kept, device, Path(spill))
-
-
-class Buffer:
-    """Patch tokens between layers, in memory (of the CPU, whatever the device)."""
-
-    def __init__(self, patches: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.count, self.width, self.dtype, self.device = patches, width, dtype, device
-        self.held = self.allocate()
-
-    def allocate(self) -> Tensor | None:
-        return torch.empty(self.count, self.width, dtype=self.dtype)
-
-    def load(self, start: int, stop: int) -> Tensor:
-        """n×D float32 on the device, which may be this buffer's own memory."""
-        assert self.held is not None
-        return self.held[start:stop].to(self.device, torch.float32)
-
-    def keep(self, start: int, rows: Tensor) -> None:
-        assert self.held is not None
-        own = self.held[start : start + len(rows)]
-        if rows.data_ptr() != own.data_ptr():
-            own.copy_(rows if self.dtype == torch.float32 else in_precision(rows, self.dtype))
-
-    def memory(self) -> Tensor | None:
-        """Where the tokens lie (N×D), if they lie in memory."""
-        return self.held
-
-    def __enter__(self) -> Buffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class Spilled(Buffer):
-    """Patch tokens in a file without a name, which the system removes even if the process is killed."""
-
-    def __init__(self, patches: int, width: int, dtype: torch.dtype, device: torch.device, folder: Path) -> None:
-        self.folder, self.row_bytes = folder, width * dtype.itemsize
-        super().__init__(patches, width, dtype, device)
-
-    def allocate(self) -> Tensor | None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"cannot keep tokens in {self.folder}: {error.strerror}") from error
-        try:
-            reserve(self.file.fileno(), self.count * self.row_bytes, self.folder)
-        except InputError:
-            self.file.close()
-            raise
-        return None
-
-    def load(self, start: int, stop: int) -> Tensor:
-        rows = torch.empty(stop - start, self.width, dtype=self.dtype)
-        left = memory_of(rows)
-        self.file.seek(start * self.row_bytes)
-        while len(left):
-            count = self.file.readinto(left)
-            if not count:
-                raise InputError(f"the file of tokens in {self.folder} ended early: the disk failed")
-            left = left[count:]
-        return rows.to(self.device, torch.float32)
-
-    def keep(self, start: int, rows: Tensor) -> None:
-        left = memory_of(in_precision(rows, self.dtype).contiguous())
-        self.file.seek(start * self.row_bytes)
-        while len(left):
-            left = left[self.file.write(left) :]
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-
-def memory_of(rows: Tensor) -> memoryview[Any]:
-    return rows.numpy().data.cast("B")
+        yield put_boxes
