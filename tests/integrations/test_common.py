@@ -16,6 +16,7 @@ HEADED = (
     integration.VecaForImageClassification,
     integration.VecaForSemanticSegmentation,
     integration.VecaForDepthEstimation,
+    integration.VecaForUniversalSegmentation,
 )
 every = pytest.mark.parametrize("kind", HEADLESS + HEADED, ids=lambda kind: kind.__name__)
 headed = pytest.mark.parametrize("kind", HEADED, ids=lambda kind: kind.__name__)
@@ -26,15 +27,19 @@ def config(**more: Any) -> integration.VecaConfig:
     return integration.VecaConfig(**{**shape, **more})
 
 
-def labels_for(kind: type, batch: int = 2) -> torch.Tensor:
+def labels_for(kind: type, batch: int = 2) -> dict[str, Any]:
     if kind is integration.VecaForImageClassification:
-        return torch.arange(batch) % 3
-    return torch.randint(1, 3, (batch, 32, 48)).float()
+        return {"labels": torch.arange(batch) % 3}
+    maps = torch.randint(1, 3, (batch, 32, 48)).float()
+    if kind is integration.VecaForUniversalSegmentation:
+        return {"mask_labels": [one == torch.tensor([1, 2])[:, None, None] for one in maps],
+                "class_labels": [torch.tensor([0, 1])] * batch}  # fmt: skip
+    return {"labels": maps}
 
 
 def first(out: Any) -> torch.Tensor:
     """The main output of any of them."""
-    for name in ("logits", "predicted_depth", "last_hidden_state"):
+    for name in ("logits", "predicted_depth", "last_hidden_state", "masks_queries_logits"):
         if name in out:
             return out[name]
     return out.feature_maps[-1]
@@ -61,6 +66,8 @@ def test_initialisation(kind: type, positions: str) -> None:
             assert (parameter == 0.01).all()
         elif name.endswith("bank.tokens"):
             assert float(parameter.std()) == pytest.approx(64**-0.5, rel=0.2)
+        elif name == "head.queries":
+            assert float(parameter.std()) == pytest.approx(256**-0.5, rel=0.2)
         elif name.endswith("bank.states"):
             assert parameter.tanh().abs().max() <= 0.95
         else:
@@ -77,7 +84,7 @@ def test_missing_weights_are_initialised_and_present_ones_kept(kind: type, tmp_p
         torch.testing.assert_close(model.veca.state_dict()[name], tensor, atol=0, rtol=0)
     for name, parameter in model.named_parameters():
         assert parameter.isfinite().all(), name
-        assert name.startswith("veca.") or name.endswith("bias") or 0.01 < parameter.std() < 0.03
+        assert name.startswith("veca.") or name.endswith("bias") or "norm" in name or 0.01 < parameter.std() < 0.07
 
 
 @every
@@ -158,7 +165,7 @@ def test_tuples_equal_dictionaries(kind: type, pixels: torch.Tensor) -> None:
 @headed
 def test_training_reaches_every_parameter(kind: type, pixels: torch.Tensor) -> None:
     model = kind(config(cores=8)).train()
-    loss = model(pixels, labels=labels_for(kind)).loss
+    loss = model(pixels, **labels_for(kind)).loss
     assert loss.ndim == 0
     loss.backward()
     for name, parameter in model.named_parameters():
@@ -176,7 +183,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(kind: type, pixels: tor
         assert model.is_gradient_checkpointing is enable
         assert model.veca.grad_checkpointing is enable
         model.zero_grad()
-        model(pixels, labels=labels).loss.backward()
+        model(pixels, **labels).loss.backward()
         gradients.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
     torch.testing.assert_close(gradients[0], gradients[1])
     model.gradient_checkpointing_disable()

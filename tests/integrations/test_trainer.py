@@ -42,6 +42,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((np.argmax(prediction.predictions, -1) == prediction.label_ids).mean())}
 
 
+@pytest.mark.end_to_end
 def test_trainer_improves_held_out_accuracy(shared: Path, tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments, set_seed
 

@@ -31,6 +31,7 @@ from veca.tasks.depth import metres
 from veca.weights import weights_digest
 
 
+@pytest.mark.end_to_end
 def test_the_entry_in_veca_registers_and_import_veca_does_not_import_transformers() -> None:
     script = (
         "import sys, veca; assert 'transformers' not in sys.modules\n"
@@ -120,6 +121,7 @@ def test_what_transformers_users_look_for(folder: Path) -> None:
         integration.VecaConfig(num_channels=1)
 
 
+@pytest.mark.end_to_end
 def test_trust_remote_code_needs_no_import_of_ours(
     folder: Path, plain: veca.Veca, photo: Image.Image, tmp_path: Path
 ) -> None:
@@ -135,7 +137,7 @@ def test_trust_remote_code_needs_no_import_of_ours(
         "model.save_pretrained(again)\n"
     )
     settings = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(Path(veca.__file__).parents[1])}
-    expected = plain(veca.preprocess(photo, size=448)).cls
+    expected = plain(veca.preprocess(photo, 448, 16)).cls
     for source, target in ((folder, "once"), (tmp_path / "once", "twice")):
         command = [sys.executable, "-c", script, str(source), "out.pt", target]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=settings, cwd=tmp_path)
@@ -149,13 +151,13 @@ def test_processor_is_preprocess(folder: Path, photo: Image.Image) -> None:
     processor = AutoImageProcessor.from_pretrained(folder)
     assert type(processor) is integration.VecaImageProcessor
     for size in (64, 512):
-        ours = veca.preprocess(photo, size=size)
+        ours = veca.preprocess(photo, size, 16)
         theirs = processor(photo, size=size, return_tensors="pt").pixel_values
         torch.testing.assert_close(theirs, ours, atol=1e-6, rtol=0)
     array = np.asarray(photo)
     for same in (array, array.transpose(2, 0, 1), torch.from_numpy(array.copy())):
         torch.testing.assert_close(
-            processor(same, size=64, return_tensors="pt").pixel_values, veca.preprocess(photo, 64)
+            processor(same, size=64, return_tensors="pt").pixel_values, veca.preprocess(photo, 64, 16)
         )
     exact = processor([photo, photo], return_tensors="np", size={"height": 32, "width": 48})
     assert exact.pixel_values.shape == (2, 3, 32, 48)
@@ -268,7 +270,7 @@ def test_feature_extraction_pipeline_on_a_folder_that_veca_wrote(
 ) -> None:
     photo.save(tmp_path / "photo.png")
     extract = pipeline("image-feature-extraction", model=str(folder))
-    ours = plain(veca.preprocess(photo, size=448))
+    ours = plain(veca.preprocess(photo, 448, 16))
     whole = extract(str(tmp_path / "photo.png"), pool=True, return_tensors=True)
     torch.testing.assert_close(whole, ours.cls, atol=1e-5, rtol=0)
     tokens = torch.tensor(extract(photo))

@@ -15,7 +15,6 @@ from PIL import Image
 from veca.cli import main
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
-from veca.probes.paper import paper_rows
 from veca.probes.tables import Row, Table
 from veca.tasks.base.heads import Head
 
@@ -185,7 +184,9 @@ def test_mistakes_are_one_line(probe: Probe, classes: Path, pixels: Path, tmp_pa
         (("classify", "--data", classes), "give at least one --model"),
         (("classify", "--data", classes, "--model", TINY, "--cores", "80"), "has budgets from 1 to 64"),
         (("classify", "--data", classes, "--model", "random:veca_huge"), "no model is called 'veca_huge'"),
-        (("segment", "--data", pixels, "--model", TINY, "--against", "paper"), "no numbers for"),
+        (("segment", "--data", pixels, "--model", TINY, "--against", "paper"), "--against paper:ade20k"),
+        (("knn", "--data", classes, "--model", TINY, "--against", "paper"), "no numbers of knn"),
+        (("knn", "--data", classes, "--model", TINY, "--against", "people"), "`paper`"),
         (("segment", "--data", pixels, "--model", TINY, "--classes", "1"), "at least 2"),
         (("predict", tmp_path, classes / "test/red/0.png"), "not a head"),
         (("predict", tmp_path, tmp_path / "none.png"), "none.png: no such file"),
@@ -296,16 +297,16 @@ def test_shares_are_of_the_first_models_largest_budget_at_the_same_size() -> Non
     assert "0.5000 ± 0.0141" in high.text()
 
 
-def test_the_papers_numbers_join_the_table() -> None:
-    rows = paper_rows("segment", "ade20k")
-    assert {(row.model, row.cores): row.value for row in rows} == {
-        ("VECA-B/16", 64): pytest.approx(0.5069),
-        ("VECA-B/16", 8): pytest.approx(0.4451),
-        ("DINOv3-B/16", None): pytest.approx(0.5135),
-    }
-    assert {row.value for row in paper_rows("depth", "nyu")} == {0.3705, 0.4330, 0.3684}
-    beside = table("higher", [0.4, 0.5, 0.8, 0.25, 0.3])
-    beside.rows, beside.paper = [Row("m", "m", "", 64, 64, 8, {"mIoU": [0.4]})], rows
-    beside.main = "mIoU"
-    assert "paper: VECA-B/16" in beside.text()
-    assert len(beside.json()["paper"]) == 3
+def test_the_papers_numbers_join_the_table(probe: Probe, classes: Path, tmp_path: Path) -> None:
+    """Named by the folder or by the flag, at the run's own sizes and budgets."""
+    (tmp_path / "Pets").symlink_to(classes)
+    words = ("--model", TINY, "--cores", "8", "--size", "64", "--epochs", 2, "--seeds", 1, "--out", tmp_path / "out")
+    texts = []
+    for data, against in ((tmp_path / "Pets", "paper"), (classes, "paper:pets")):
+        status, text = probe("classify", "--data", data, *words, "--against", against)
+        assert status == 0, text
+        texts.append([line.split() for line in text.splitlines() if line.startswith("paper, ")])
+    assert texts[0] == texts[1]
+    assert texts[0][0] == ["paper,", "Table", "S13:", "DINOv3-B", "–", "256", "0.9654"]
+    assert texts[0][-1] == ["paper,", "Table", "S13:", "VECA-B", "8", "256", "0.9512"]
+    assert len(json.loads((tmp_path / "out/results.json").read_text())["paper"]) == 10

@@ -15,6 +15,7 @@ from PIL import Image
 import veca.tasks
 from veca.cli import main
 from veca.errors import InputError
+from veca.model import create_model
 from veca.tasks import find_task, task_names
 from veca.tasks.base.contract import Task
 
@@ -55,13 +56,25 @@ def test_a_dropped_file_is_a_task_of_every_command(
 ) -> None:
     assert main(["probe", "--help"]) == main(["finetune", "--help"]) == 0
     assert capsys.readouterr().out.count("brightness how bright a photo is") == 2
-    common = ["--data", str(photos), "--model", "random:veca_tiny", "--cores", "4", "--size", "32", "--device", "cpu"]
+    create_model("veca_tiny", depth=2).save(tmp_path / "tiny")
+    common = [
+        "--data",
+        str(photos),
+        "--model",
+        str(tmp_path / "tiny"),
+        "--cores",
+        "4",
+        "--size",
+        "32",
+        "--device",
+        "cpu",
+    ]
     out = tmp_path / "probe"
     cache = ["--cache", str(tmp_path / "cache")]
     assert main(["probe", "brightness", *common, *cache, "--seeds", "1", "--out", str(out)]) == 0
     assert error(out) < 0.2  # 0.25 for whoever always says one half
     capsys.readouterr()
-    head = out / "heads/random_veca_tiny-32px-4cores"
+    head = out / "heads/tiny-32px-4cores"
     assert main(["probe", "predict", str(head), str(photos / "test/07.png"), "--out", str(tmp_path / "seen")]) == 0
     assert json.loads(capsys.readouterr().out)["brightness"] > 0.5
 
@@ -76,11 +89,11 @@ def test_a_dropped_file_is_a_task_of_every_command(
 
 
 def test_the_tasks_that_come_with_the_package() -> None:
-    assert task_names() == ["classify", "depth", "segment"]
+    assert {"classify", "depth", "detect", "masks", "segment"} <= {*task_names()}
     for name in task_names():
         task = find_task(name)
         assert issubclass(task, Task)
         assert task.name == name
         assert not task.__abstractmethods__
-    with pytest.raises(InputError, match="no task is called 'detect'; there are classify, depth, segment"):
-        find_task("detect")
+    with pytest.raises(InputError, match="no task is called 'smell'; there are classify, depth, detect"):
+        find_task("smell")

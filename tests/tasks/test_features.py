@@ -13,9 +13,11 @@ from transformers import Dinov2Config, Dinov2Model
 
 from veca.backbones import Backbone, load_backbone, short_names, weights_digest
 from veca.errors import InputError
+from veca.extract.extractor import Features
+from veca.images import normalise
 from veca.model import create_model
 from veca.tasks.base import features
-from veca.tasks.base.features import Cache, Extractor, LiveFeatures
+from veca.tasks.base.features import Cache, CachedExtractor, LiveFeatures
 from veca.tasks.base.views import View, centre_view
 
 
@@ -39,11 +41,12 @@ def never(*_: object) -> None:
 
 
 def test_cached_features_are_the_models_own(backbone: Backbone, views: list[View], tmp_path: Path) -> None:
-    extractor = Extractor(backbone, 8, Cache(tmp_path / "cache", 1e9))
+    extractor = CachedExtractor(backbone, 8, Cache(tmp_path / "cache", 1e9))
     cached = extractor.dense(views, "test")
     assert len(cached) == 5
-    images = torch.stack([view.pixels() for view in views])
-    whole, patches = backbone(images, 8)
+    images = torch.stack([normalise(view.pixels()) for view in views])
+    with torch.inference_mode():
+        whole, patches, *_ = backbone.veca(images, 8)
     for number in range(5):
         found = cached.dense(number)
         torch.testing.assert_close(found, (whole[number], patches[number]), atol=5e-3, rtol=5e-3)
@@ -56,8 +59,8 @@ def test_what_is_known_is_not_computed_again(
     backbone: Backbone, views: list[View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path / "cache", 1e9)
-    first = Extractor(backbone, 8, cache).whole(views, "test")
-    again = Extractor(backbone, 8, cache)
+    first = CachedExtractor(backbone, 8, cache).whole(views, "test")
+    again = CachedExtractor(backbone, 8, cache)
     monkeypatch.setattr(again, "compute", never)
     torch.testing.assert_close(again.whole(views, "test"), first, atol=0, rtol=0)
     with pytest.raises(AssertionError, match="asked again"):
@@ -66,11 +69,11 @@ def test_what_is_known_is_not_computed_again(
 
 def test_another_budget_file_or_weight_is_another_key(backbone: Backbone, views: list[View], tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", 1e9)
-    keys = {Extractor(backbone, cores, cache)._key(views, dense) for cores in (8, 16) for dense in (False, True)}
-    keys.add(Extractor(backbone, 8, cache)._key([centre_view(view.path, 32) for view in views], False))
+    keys = {CachedExtractor(backbone, cores, cache)._key(views, dense) for cores in (8, 16) for dense in (False, True)}
+    keys.add(CachedExtractor(backbone, 8, cache)._key([centre_view(view.path, 32) for view in views], False))
     Image.new("RGB", (40, 40)).save(views[0].path)
     features._content.cache_clear()
-    keys.add(Extractor(backbone, 8, cache)._key(views, False))
+    keys.add(CachedExtractor(backbone, 8, cache)._key(views, False))
     assert len(keys) == 6
     model = create_model("veca_tiny")
     before = weights_digest(model)
@@ -124,7 +127,7 @@ def test_what_is_in_use_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_is_computed_again(backbone: Backbone, views: list[View], tmp_path: Path) -> None:
-    extractor = Extractor(backbone, 8, Cache(tmp_path / "cache", 1e9))
+    extractor = CachedExtractor(backbone, 8, Cache(tmp_path / "cache", 1e9))
     first = extractor.whole(views, "test")
     (shard,) = (tmp_path / "cache").iterdir()
     shard.write_bytes(shard.read_bytes()[:50])
@@ -136,11 +139,11 @@ def test_a_shard_that_another_run_evicts_stays_readable(
 ) -> None:
     monkeypatch.setitem(features.SHARD, True, 2)
     cache = Cache(tmp_path / "cache", 1e9)
-    first = Extractor(backbone, 8, cache).dense(views[:2], "test").dense(1)
-    extractor = Extractor(backbone, 8, cache)
+    first = CachedExtractor(backbone, 8, cache).dense(views[:2], "test").dense(1)
+    extractor = CachedExtractor(backbone, 8, cache)
     compute = extractor.compute
 
-    def meanwhile(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def meanwhile(images: torch.Tensor) -> Features:
         for shard in cache.folder.glob("*.safetensors"):
             shard.unlink()
         return compute(images)
@@ -155,14 +158,14 @@ def test_global_features_beyond_the_limit_are_not_stored(
     backbone: Backbone, views: list[View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(features.SHARD, False, 2)
-    wide = Extractor(backbone, 8, Cache(tmp_path / "wide", 1e9)).whole(views, "test")
+    wide = CachedExtractor(backbone, 8, Cache(tmp_path / "wide", 1e9)).whole(views, "test")
     cache = Cache(tmp_path / "narrow", 2000)
-    torch.testing.assert_close(Extractor(backbone, 8, cache).whole(views, "test"), wide, atol=0, rtol=0)
+    torch.testing.assert_close(CachedExtractor(backbone, 8, cache).whole(views, "test"), wide, atol=0, rtol=0)
     assert sum(file.stat().st_size for file in cache.folder.iterdir()) <= cache.limit
 
 
 def test_features_that_cannot_fit_are_refused(backbone: Backbone, views: list[View], tmp_path: Path) -> None:
-    extractor = Extractor(backbone, 8, Cache(tmp_path / "cache", 1000))
+    extractor = CachedExtractor(backbone, 8, Cache(tmp_path / "cache", 1000))
     with pytest.raises(InputError, match=r"5 views \(train\) take .* GB.*--cache-gb.*--augment"):
         extractor.dense(views, "train")
 

@@ -104,7 +104,7 @@ def _use(name: str, kind: str) -> list[str]:
             "import veca",
             "",
             f'model = veca.load("{name}")',
-            'images = veca.preprocess("photo.jpg", size=448, patch_size=model.patch_size)',
+            'images = model.preprocess("photo.jpg")',
             "out = model(images, cores=16)  # out.cls, out.patches",
         ]
     return [

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from veca.config import VecaConfig
 from veca.errors import InputError
-from veca.images import MEAN, STD
-from veca.integrations import SIZE
+from veca.images import MEAN, SIZE, STD
 from veca.model import PatchConv, Veca
 
 POOLS = ("token", "avg", "max", "avgmax", "")  # the first core; of the patches the mean, maximum, both; no pooling

@@ -17,7 +17,7 @@ from veca.cli import parse
 from veca.devices import pick_device, pick_dtype
 from veca.errors import InputError, require
 from veca.files import refuse_file
-from veca.probes.settings import Fidelity, Knn, Predict, Score
+from veca.probes.settings import Fidelity, Knn, Predict, Score, Video
 from veca.tasks import find_task, summaries, task_names
 from veca.tasks.base.options import ProbeOptions
 
@@ -26,6 +26,7 @@ USAGE = """usage: veca probe TASK [arguments]
 Linear probes of frozen backbones: any VECA weights, any transformers vision model, side by side in one table.
 
 {tasks}
+  video     a first frame's mask, followed through a video; DAVIS, or folders of frames and masks
   knn       nearest neighbours of the global feature; the same data
   teacher   cosine to the teacher a model learned from; photos without labels
   predict   use a trained head on photos
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     chosen = parse(options, rest, f"veca probe {name}")
     for module in ("torchmetrics", "matplotlib"):  # before the long work, not after it
         require(module, "probe")
-    if isinstance(chosen, ProbeOptions | Fidelity):
+    if isinstance(chosen, ProbeOptions | Fidelity | Video):
         chosen.command = shlex.join(["veca", "probe", *arguments])
         dtype = pick_dtype(chosen.dtype, pick_device(chosen.device))
         chosen.dtype = "bfloat16" if dtype == torch.bfloat16 else "float32"  # results.json says which auto was
@@ -62,7 +63,7 @@ def task_probe(name: str, options: Any) -> None:
 
     kind = find_task(name)
     refuse_file(options.out)
-    paper = _paper(name, kind.paper_name(options), options)
+    paper = _paper(name, options)
     grid = _grid(options)
     task = kind.open(options)
     table = Table(name, options.data.name, task.main, task.better, task.classes, paper=paper)
@@ -76,13 +77,19 @@ def knn(settings: Knn) -> None:
     from veca.probes.tables import Table
     from veca.tasks.base.classes import read_classes
 
-    paper = _paper("knn", "imagenet", settings)
+    paper = _paper("knn", settings)
     grid = _grid(settings)
     data = read_classes(settings.data)
     table = Table("knn", settings.data.name, "top1_k20", "higher", list(data.classes), paper=paper)
     table.note(settings)
     run.run_knn(table, data, grid, _keep(settings.out))
     _show(table, settings.out)
+
+
+def video(settings: Video) -> None:
+    from veca.probes.video import probe
+
+    _show(probe(settings, _keep(settings.out)), settings.out, "sequences.csv")
 
 
 def teacher(settings: Fidelity) -> None:
@@ -95,13 +102,12 @@ def teacher(settings: Fidelity) -> None:
 
 def predict(settings: Predict) -> None:
     from veca.probes import predict
-    from veca.probes.run import load_for
-    from veca.tasks.base.heads import Head
+    from veca.tasks.base.heads import load_head
 
     predict.check_images(settings.images)
     refuse_file(settings.out)
-    head = Head.load(settings.head)
-    predict.predict(head, load_for(head, settings.model, pick_device(settings.device)), settings.images, settings.out)
+    head = load_head(settings.head)
+    predict.predict(head, head.backbone(settings.model, pick_device(settings.device)), settings.images, settings.out)
 
 
 def score(settings: Score) -> None:
@@ -116,6 +122,7 @@ def score(settings: Score) -> None:
 
 
 OTHERS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "video": (Video, video),
     "knn": (Knn, knn),
     "teacher": (Fidelity, teacher),
     "predict": (Predict, predict),
@@ -137,11 +144,16 @@ def _grid(settings: Any) -> Any:
     return grid
 
 
-def _paper(task: str, dataset: str, options: Any) -> list[Any]:
+def _paper(task: str, options: Any) -> list[Any]:
     """The paper's numbers, where they are asked for: what can fail before the long work."""
-    from veca.probes.paper import paper_rows
+    from veca.paper import paper_rows
 
-    return paper_rows(task, dataset) if options.against else []
+    if options.against is None:
+        return []
+    source, _, named = options.against.partition(":")
+    if source != "paper":
+        raise InputError(f"--against {options.against}: it is `paper`, or `paper:NAME` to name the data set")
+    return paper_rows(task, named or getattr(options, "preset", None) or options.data.absolute().name.lower())
 
 
 def _keep(out: Path) -> Callable[[Any], None]:
@@ -149,9 +161,9 @@ def _keep(out: Path) -> Callable[[Any], None]:
     return lambda table: table.write(out)
 
 
-def _show(table: Any, out: Path) -> None:
-    from veca.probes.plots import draw
+def _show(table: Any, out: Path, *others: str) -> None:
+    from veca.probes.plots import plot_scores
 
-    draw(table, out)
+    plot_scores(table, out)
     print(table.text())
-    print(f"\nwritten to {out}: results.json, results.csv, budget.png, resolution.png")
+    print(f"\nwritten to {out}: {', '.join(['results.json', 'results.csv', *others, 'budget.png', 'resolution.png'])}")

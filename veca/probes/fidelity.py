@@ -66,7 +66,7 @@ def fidelity(settings: Fidelity, done: Callable[[Table], None]) -> Table:
         done(table)
     table.rows.sort(key=lambda row: settings.model.index(row.source))
     done(table)
-    draw(table, settings.out / "fidelity.png")
+    plot_cosines(table, settings.out / "fidelity.png")
     return table
 
 
@@ -105,7 +105,7 @@ def rows(
     ]  # fmt: skip
 
 
-def draw(table: Table, path: Path) -> None:
+def plot_cosines(table: Table, path: Path) -> None:
     """Cosine over budget, a line per size: patches and global feature, standardised and raw, one row per model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from veca.files import whole_file
+from veca.paper import CORES, SIZES
 from veca.probes.tables import Row, Table
 
 LABELS = {
@@ -15,10 +16,11 @@ LABELS = {
     "mIoU": "mean IoU",
     "RMSE": "RMSE in metres (lower is better)",
     "top1_k20": "20-NN accuracy",
+    "J&F": "J&F, mean over objects",
 }
 
 
-def draw(table: Table, folder: Path) -> None:
+def plot_scores(table: Table, folder: Path) -> None:
     """`budget.png` and `resolution.png` in the folder."""
     _plot(table, folder / "budget.png", "active cores", lambda row: row.cores, lambda row: row.size, "{} px")
     _plot(table, folder / "resolution.png", "side in pixels", lambda row: row.size, lambda row: row.cores, "{} cores")
@@ -52,15 +54,12 @@ def _plot(
             axes.errorbar(places, means, yerr=deviations, marker="o", capsize=3, color=colour, label=name)
         else:
             axes.axhline(rows[0].mean(table.main), linestyle="--", color=colour, label=name)
-    if axis == "active cores":
-        for number, model in enumerate(dict.fromkeys(known.model for known in table.paper)):
-            style = {"color": f"C{(len(lines) + number) % 10}", "linestyle": ":", "label": f"paper: {model}"}
-            known = [row for row in table.paper if row.model == model]
-            budgets = sorted((row.cores, row.value) for row in known if row.cores)
-            if budgets:
-                axes.plot(*zip(*budgets, strict=True), marker="x", **style)
-            else:
-                axes.axhline(known[0].value, **style)
+    for number, (model, known) in enumerate(_paper_lines(table, axis).items()):
+        style = {"color": f"C{(len(lines) + number) % 10}", "linestyle": ":", "label": f"paper: {model}"}
+        if len(known) > 1:
+            axes.plot(*zip(*sorted(known), strict=True), marker="x", **style)
+        else:
+            axes.axhline(known[0][1], **style)
     ticks = sorted({at for row in table.rows if (at := x(row))})
     if ticks:
         axes.set_xscale("log", base=2)
@@ -75,3 +74,16 @@ def _plot(
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=130)
+
+
+def _paper_lines(table: Table, axis: str) -> dict[str, list[tuple[int, float]]]:
+    """The paper's VECAs and their teachers, by model: score over budgets at its usual size, or over sizes."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in table.paper:
+        if not row.model.startswith(("VECA", "DINOv3")) or table.main not in row.values:
+            continue
+        usual = row.size == SIZES[table.task] if axis == "active cores" else row.cores in (None, CORES)
+        at = row.cores or 0 if axis == "active cores" else row.size
+        if usual:
+            lines.setdefault(row.model, []).append((at, row.values[table.main]))
+    return lines

@@ -11,10 +11,10 @@ from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.files import write_json
 from veca.tasks import find_task
-from veca.tasks.base.heads import Head
+from veca.tasks.base.heads import SavedHead
 
 
-def predict(head: Head, backbone: Backbone, images: Sequence[Path], out: Path) -> list[dict[str, Any]]:
+def predict(head: SavedHead, backbone: Backbone, images: Sequence[Path], out: Path) -> list[dict[str, Any]]:
     """One result for each image, pictures and results.json in `out`."""
     task, results = find_task(head.task), []
     for path, name in zip(images, unique_names(images), strict=True):

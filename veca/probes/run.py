@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from veca.backbones import Backbone, load_backbone, short_names
-from veca.devices import pick_dtype
 from veca.errors import InputError
 from veca.probes import knn
 from veca.probes.tables import Row, Table, merge_seeds
 from veca.tasks.base import metrics
 from veca.tasks.base.classes import ClassData, read_examples
 from veca.tasks.base.contract import Task
-from veca.tasks.base.features import Cache, Extractor
+from veca.tasks.base.features import Cache, CachedExtractor
 from veca.tasks.base.heads import Head
 from veca.tasks.classify import targets, whole
 
@@ -46,20 +45,20 @@ class Grid:
         for source in self.models:
             load_backbone(source).reading(self.share, self.stride).budgets(self.cores)
 
-    def cells(self) -> Iterator[tuple[Backbone, int, Extractor]]:
+    def cells(self) -> Iterator[tuple[Backbone, int, CachedExtractor]]:
         """Every model at every size and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
             backbone = load_backbone(source, self.device, self.dtype).reading(self.share, self.stride)
             backbone.name = name
             for size in self.sizes:
                 for cores in backbone.budgets(self.cores):
-                    yield backbone, size, Extractor(backbone, cores, self.cache)
+                    yield backbone, size, CachedExtractor(backbone, cores, self.cache)
 
 
 Done = Callable[[Table], None]  # called after every row, so that a long table is never lost
 
 
-def new_row(backbone: Backbone, size: int, extractor: Extractor, scores: Sequence[dict[str, Any]]) -> Row:
+def new_row(backbone: Backbone, size: int, extractor: CachedExtractor, scores: Sequence[dict[str, Any]]) -> Row:
     values, per_class = merge_seeds(scores)
     pixels = backbone.pixels(size)
     return Row(
@@ -117,15 +116,7 @@ def score_head(head: Head, data: Path, labels: Path | None, cache: Cache, device
     examples = read_examples(data, classes)
     if labels is not None:
         examples = read_examples(labels, classes, examples)
-    backbone = load_for(head, None, device)
-    logits = head(whole(Extractor(backbone, head.about["cores"], cache), examples, head.about["size"], data.name).cpu())
+    backbone = head.backbone(None, device)
+    extractor = CachedExtractor(backbone, head.about["cores"], cache)
+    logits = head(whole(extractor, examples, head.about["size"], data.name).cpu())
     return metrics.accuracy_of_any(logits, [example.labels for example in examples])
-
-
-def load_for(head: Head, model: str | None, device: torch.device) -> Backbone:
-    """The backbone a head was trained on, in its precision; `model` says where it is now. Other weights are refused."""
-    dtype = pick_dtype(head.about.get("dtype", "float32"), device)
-    backbone = load_backbone(model or head.about["model"], device, dtype)
-    if backbone.digest != head.about["weights"]:
-        raise InputError(f"{backbone.source}: not the weights this head was trained on ({head.about['model']})")
-    return backbone

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from veca.devices import Dtype
-from veca.tasks.base.options import Models, Numbers, ProbeOptions, default_cache
+from veca.tasks.base.options import Flag, Models, Numbers, ProbeOptions, default_cache
 
 
 @dataclass
@@ -58,6 +58,47 @@ class Fidelity:
     """folder for results.json, results.csv and fidelity.png"""
     dtype: Dtype = "float32"
     """precision of the models, not of the teacher; auto: bfloat16 where the device computes in it, else float32"""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
+    command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
+
+
+@dataclass
+class Video:
+    """Follow the objects of a first frame's mask by frozen features: J, F and J&F, as DAVIS measures them.
+
+    Nothing is trained. Each patch takes the labels of its 5 nearest patches (cosine, temperature 0.1) among the first
+    frame and the last 7, at most 12 patches away, as DINO's authors do it. The first and the last frame do not count.
+
+    DIR is DAVIS (JPEGImages/480p/NAME, Annotations/480p/NAME and, if there is one, its list in ImageSets), or holds
+    frames/NAME/ and masks/NAME/ with the same file names; masks may be missing but for the first frame.
+    The same command again continues a run that was stopped: what sequences/ in --out holds is not computed again.
+
+    Examples:
+      veca probe video --data DAVIS/ --model teacher/ --model veca-s14 --cores 8,16,32,64 --out davis/
+      veca probe video --data DAVIS/ --model veca-s14 --share 0.25 --carry --frames 25 --draw
+    """
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """the data set"""
+    model: Models = ()
+    """a model to judge, again for each: what veca.load takes, a transformers hub id or folder, or random:veca_small"""
+    size: Numbers = (480,)
+    """the shorter side of the frames, rounded to whole patches; the aspect ratio is kept"""
+    cores: Numbers = ()
+    """budgets, for models that have them; all cores without this"""
+    frames: int = 0
+    """only so many frames of each sequence, from the first; 0: all"""
+    share: float = 1.0
+    """how many of a VECA's patches its cores read, evenly spread"""
+    carry: Flag = False
+    """with --share: each frame's cores start from what they read in the last ones, and read another share"""
+    draw: Flag = False
+    """write the masks over the frames, and a clip (WebP) of each sequence, to drawn/"""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
+    """folder for results.json, results.csv, sequences.csv, the plots and sequences/"""
+    dtype: Dtype = "float32"
+    """precision of the models; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
     command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from veca import tabulate
 from veca._version import __version__
 from veca.files import write_json, write_text
-from veca.probes.paper import PaperRow
+from veca.paper import PaperRow, comparable
 
 
 @dataclass
@@ -87,20 +88,16 @@ class Table:
             share = self.share(row)
             kept = ["–" if share is None else f"{share:.1%}"] if self.shares else []
             lines.append([row.model, str(row.cores or "–"), str(row.pixels), *scores, *kept])
-        for known in self.paper:
-            scores = [f"{known.value:.4f}" if metric == known.metric else "" for metric in metrics]
-            lines.append(
-                [f"paper: {known.model}", str(known.cores or "–"), "", *scores, *([""] if self.shares else [])]
-            )
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        texts = [
-            "  ".join(
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([texts[0], "-" * len(texts[0]), *texts[1:]])
+        for known in self._comparable():
+            scores = [f"{known.values[metric]:.4f}" if metric in known.values else "" for metric in metrics]
+            name = f"paper, {known.table}: {known.model}"
+            lines.append([name, str(known.cores or "–"), str(known.size), *scores, *([""] if self.shares else [])])
+        return tabulate.text(lines)
+
+    def _comparable(self) -> list[PaperRow]:
+        if not self.paper:
+            return []
+        return comparable(self.paper, self.task, {row.size for row in self.rows}, {row.cores for row in self.rows})
 
     def csv(self) -> str:
         metrics = self.metrics()

@@ -1,7 +1,7 @@
-"""Tasks: classes, masks, depth; each a file (or folder) with its data, head, loss, decoding, score and drawing.
+"""Tasks: classes, masks, depth, boxes; each a file (or folder) with its data, head, loss, decoding, score and drawing.
 
 A task is found by being here: a module or package of this folder that defines `TASK` (docs/add_a_task.md). `base/`
-holds what tasks share.
+holds what tasks share; `video/` trains nothing, so `veca probe video` alone knows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def task_names() -> list[str]:
     """What the commands know by name; nothing is imported for it."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "video")]
 
 
 def find_task(name: str) -> type[Task]:

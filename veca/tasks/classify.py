@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from veca.backbones import Backbone
 from veca.errors import InputError
+from veca.extract.extractor import Extractor
 from veca.images import image_size, short_side_size
 from veca.progress import progress
 from veca.tasks.base.classes import ClassData, Example, held_out, read_classes, read_examples
 from veca.tasks.base.contract import Fitted, Look, Scores, Seen, Task
-from veca.tasks.base.features import Extractor
+from veca.tasks.base.features import CachedExtractor
 from veca.tasks.base.heads import Head
 from veca.tasks.base.options import FineTuneOptions, Paths, ProbeOptions
 from veca.tasks.base.views import RESIZE, View, centre_view
@@ -44,6 +45,7 @@ class ClassifyProbe(ProbeOptions):
     Examples:
       veca probe classify --data pets/ --model teacher/ --model veca-s14 --cores 8,64 --size 256,384 --out pets-probe/
       veca probe classify --data imagenet/ --model veca-s14 --also imagenetv2/ --also real.json --against paper
+      veca probe classify --data food/ --model veca-s14 --cores 8,16,32,64 --size 256,384 --against paper:food101
     """
 
     epochs: int = 100
@@ -89,8 +91,8 @@ def fit(
     features: Tensor, labels: Tensor, classes: int, rates: Sequence[float], how: Training, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """One head (K×D, K) per rate, all trained in the same pass. features: V×D; labels: V, or V×K for several."""
-    draw = torch.Generator().manual_seed(seed)
-    start = torch.randn(classes, features.shape[1], generator=draw) * 0.01
+    rng = torch.Generator().manual_seed(seed)
+    start = torch.randn(classes, features.shape[1], generator=rng) * 0.01
     weights = [start.clone().to(features.device).requires_grad_() for _ in rates]
     biases = [torch.zeros(classes, device=features.device, requires_grad=True) for _ in rates]
     groups = [{"params": pair, "lr": rate} for pair, rate in zip(zip(weights, biases, strict=True), rates, strict=True)]
@@ -98,7 +100,7 @@ def fit(
     steps = how.epochs * math.ceil(len(features) / how.batch)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in progress(range(how.epochs), f"training, seed {seed}", how.epochs):
-        for rows in torch.split(torch.randperm(len(features), generator=draw).to(features.device), how.batch):
+        for rows in torch.split(torch.randperm(len(features), generator=rng).to(features.device), how.batch):
             logits = nn.functional.linear(features[rows], torch.cat(weights), torch.cat(biases))
             # The heads share nothing, so the sum of their losses trains each as if it were alone.
             loss = torch.stack([loss_of(part, labels[rows]) for part in logits.chunk(len(rates), dim=1)]).sum()
@@ -168,18 +170,14 @@ class Classify(Task):
         data = read_classes(options.data)
         return cls(data, other_label_sets(getattr(options, "also", ()), data), getattr(options, "workers", 4))
 
-    @classmethod
-    def paper_name(cls, options: Any) -> str:
-        return "imagenet"
-
     def files(self, part: str) -> Iterator[Path]:
         return (example.path for example in self.parts[part])
 
-    def load(self, number: int, side: int, draw: random.Random) -> tuple[Tensor, Tensor]:
+    def load(self, number: int, side: int, rng: random.Random) -> tuple[Tensor, Tensor]:
         path, short = self.data.train[number].path, round(side * RESIZE)
         width, height = short_side_size(*image_size(path), short, str(path))
-        at = (draw.randint(0, width - side), draw.randint(0, height - side))
-        return View(path, short, side, at, flip=draw.random() < 0.5).pixels(), self.labels["train"][number]
+        at = (rng.randint(0, width - side), rng.randint(0, height - side))
+        return View(path, short, side, at, flip=rng.random() < 0.5).pixels(), self.labels["train"][number]
 
     def new_head(self, width: int) -> nn.Module:
         head = nn.Linear(width, len(self.classes))
@@ -207,7 +205,7 @@ class Classify(Task):
                 logits.append(head(look(images.to(device)).cls).float().cpu())
         return score(torch.cat(logits), self.labels[part])
 
-    def fit(self, extractor: Extractor, side: int, options: Any, seeds: int) -> Fitted:
+    def fit(self, extractor: CachedExtractor, side: int, options: Any, seeds: int) -> Fitted:
         """On cached features of centre crops, at nine rates at once."""
         from veca.tasks.base import metrics
 
@@ -235,8 +233,9 @@ class Classify(Task):
     @classmethod
     def answer(cls, head: Head, backbone: Backbone, path: Path, target: Path) -> dict[str, Any]:
         """The five best classes; scores add up to 1 over all classes, or are each in 0…1 where several may hold."""
-        seen, _ = backbone(centre_view(path, head.about["size"]).pixels()[None], head.about["cores"])
-        logits = head(seen.cpu())[0]
+        extractor = Extractor(backbone, cores=head.about["cores"])
+        seen = extractor.compute(centre_view(path, head.about["size"]).pixels()[None])
+        logits = head(seen.cls.cpu())[0]
         scores = logits.sigmoid() if head.about["several"] else logits.softmax(0)
         best = scores.topk(min(BEST, len(scores)))
         names = head.about["classes"]
@@ -248,7 +247,7 @@ class Classify(Task):
         }
 
 
-def whole(extractor: Extractor, examples: Sequence[Example], side: int, what: str) -> Tensor:  # V×D
+def whole(extractor: CachedExtractor, examples: Sequence[Example], side: int, what: str) -> Tensor:  # V×D
     """Global features of centre crops, on the device of the backbone."""
     views = [centre_view(example.path, side) for example in examples]
     return extractor.whole(views, f"{what}, {extractor.backbone.name}").to(extractor.backbone.device)

@@ -30,15 +30,19 @@ from transformers import (
     AutoModel,
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
+    AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
+    AutoModelForUniversalSegmentation,
 )
 
 from veca.integrations.transformers.configuration import VecaConfig
+from veca.integrations.transformers.detection import VecaDetectorConfig, VecaForObjectDetection, build_detector
 from veca.integrations.transformers.heads import (
     VecaForDepthEstimation,
     VecaForImageClassification,
     VecaForSemanticSegmentation,
 )
+from veca.integrations.transformers.masks import VecaForUniversalSegmentation
 from veca.integrations.transformers.modeling import VecaBackbone, VecaModel, VecaPreTrainedModel
 from veca.integrations.transformers.probed import from_probe
 from veca.integrations.transformers.processing import VecaImageProcessor
@@ -46,12 +50,16 @@ from veca.integrations.transformers.processing import VecaImageProcessor
 __all__ = [
     "VecaBackbone",
     "VecaConfig",
+    "VecaDetectorConfig",
     "VecaForDepthEstimation",
     "VecaForImageClassification",
+    "VecaForObjectDetection",
     "VecaForSemanticSegmentation",
+    "VecaForUniversalSegmentation",
     "VecaImageProcessor",
     "VecaModel",
     "VecaPreTrainedModel",
+    "build_detector",
     "from_probe",
 ]
 
@@ -63,5 +71,10 @@ for _auto, _model in (
     (AutoModelForImageClassification, VecaForImageClassification),
     (AutoModelForSemanticSegmentation, VecaForSemanticSegmentation),
     (AutoModelForDepthEstimation, VecaForDepthEstimation),
+    (AutoModelForUniversalSegmentation, VecaForUniversalSegmentation),
 ):
     _auto.register(VecaConfig, _model, exist_ok=True)
+
+AutoConfig.register("veca_rf_detr", VecaDetectorConfig, exist_ok=True)
+AutoImageProcessor.register(VecaDetectorConfig, image_processor_classes={"pil": VecaImageProcessor}, exist_ok=True)
+AutoModelForObjectDetection.register(VecaDetectorConfig, VecaForObjectDetection, exist_ok=True)

@@ -12,7 +12,7 @@ from transformers.backbone_utils import BackboneConfigMixin
 
 import veca.config
 from veca.errors import InputError
-from veca.integrations import SIZE
+from veca.images import SIZE
 from veca.model import Veca
 from veca.remote import AUTO_MAP, write_code
 
@@ -56,6 +56,8 @@ class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     depth_bins: int = 256
     min_depth: float = 1e-3  # metres
     max_depth: float = 10.0
+    mask_queries: int = 50  # as in `veca probe masks`
+    mask_layers: int = 3
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     auto_map: dict[str, str] = field(default_factory=lambda: dict(AUTO_MAP))

@@ -5,6 +5,8 @@ model, processor = from_probe("pets/heads/veca-s14-256px-64cores")
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import DepthEstimatorOutput, ImageClassifierOutput, SemanticSegmenterOutput
@@ -12,6 +14,8 @@ from transformers.utils import can_return_tuple
 
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import Seen, VecaPreTrainedModel
+from veca.tasks.base.heads import Head
+from veca.tasks.base.views import RESIZE
 from veca.tasks.depth import metres, scale_invariant
 
 
@@ -27,8 +31,32 @@ def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:  # B×K×h×w → B×
     return nn.functional.interpolate(maps.float(), size=size, mode="bilinear", align_corners=False)
 
 
-class VecaForImageClassification(VecaPreTrainedModel):
+class Probed(VecaPreTrainedModel):
+    """A model that carries the head of one task."""
+
+    task: ClassVar[str]
+    layer: ClassVar[str] = "classifier"  # which of its modules is the head
+
+    @property
+    def linear(self) -> nn.Linear:
+        found: nn.Linear = getattr(self, self.layer)
+        return found
+
+    @classmethod
+    def settings_of(cls, head: Head) -> dict[str, Any]:
+        """What the model's config takes from a head of `veca probe`, beside its classes and budget."""
+        return {}
+
+    @classmethod
+    def images_of(cls, head: Head) -> dict[str, Any]:
+        """How the image processor prepares what such a head was trained on."""
+        return {"size": round(head.about["size"] * head.about.get("zoom", 1))}
+
+
+class VecaForImageClassification(Probed):
     """A linear layer on the global feature (the first core)."""
+
+    task = "classify"
 
     def __init__(self, config: VecaConfig) -> None:
         super().__init__(config)
@@ -36,6 +64,16 @@ class VecaForImageClassification(VecaPreTrainedModel):
         width = self.veca.config.feature_width
         self.classifier = nn.Linear(width, config.num_labels) if config.num_labels else nn.Identity()
         self.post_init()
+
+    @classmethod
+    def settings_of(cls, head: Head) -> dict[str, Any]:
+        several = head.about["several"]
+        return {"problem_type": "multi_label_classification" if several else "single_label_classification"}
+
+    @classmethod
+    def images_of(cls, head: Head) -> dict[str, Any]:
+        side = head.about["size"]
+        return {"size": round(side * RESIZE), "do_center_crop": True, "crop_size": side}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -54,8 +92,10 @@ class VecaForImageClassification(VecaPreTrainedModel):
         )
 
 
-class VecaForSemanticSegmentation(VecaPreTrainedModel):
+class VecaForSemanticSegmentation(Probed):
     """A linear layer on each patch with the global feature appended; `logits` are on the patch grid."""
+
+    task = "segment"
 
     def __init__(self, config: VecaConfig) -> None:
         super().__init__(config)
@@ -84,14 +124,22 @@ class VecaForSemanticSegmentation(VecaPreTrainedModel):
         )
 
 
-class VecaForDepthEstimation(VecaPreTrainedModel):
+class VecaForDepthEstimation(Probed):
     """A linear layer on each patch with the global feature appended; `predicted_depth` is in metres, B×H×W."""
+
+    task, layer = "depth", "head"
 
     def __init__(self, config: VecaConfig) -> None:
         super().__init__(config)
         outputs = config.depth_bins if config.depth_head == "bins" else 1
         self.head = nn.Linear(2 * self.veca.config.feature_width, outputs)
         self.post_init()
+
+    @classmethod
+    def settings_of(cls, head: Head) -> dict[str, Any]:
+        about = head.about
+        shape = {"depth_bins": len(head.weight), "depth_head": about["kind"]}
+        return {**shape, "min_depth": about["nearest"], "max_depth": about["farthest"]}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

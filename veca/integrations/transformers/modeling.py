@@ -20,6 +20,7 @@ from veca.cores import CoreBank, spread_points
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
+from veca.tasks.masks.head import MaskHead
 from veca.weights import processor_fits
 
 
@@ -75,7 +76,7 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """docs/mathematics.md; called for what a checkpoint does not hold."""
+        """docs/research/mathematics.md; called for what a checkpoint does not hold."""
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             init.trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
@@ -88,6 +89,8 @@ class VecaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             init.normal_(module.tokens, std=width**-0.5)
             init.copy_(module.states, torch.atanh(spread_points(size)))
             init.constant_(module.alpha, 0.01)
+        elif isinstance(module, MaskHead):
+            init.normal_(module.queries, std=module.queries.shape[1] ** -0.5)
         elif isinstance(module, Veca) and module.config.positions == "table":
             init.trunc_normal_(module.table, std=0.02)
 

@@ -7,53 +7,62 @@ from typing import Any
 
 import torch
 
-from veca.backbones import load_backbone
-from veca.devices import pick_dtype
 from veca.errors import InputError
+from veca.integrations.transformers.detection import build_detector, detector_processor
 from veca.integrations.transformers.heads import (
     VecaForDepthEstimation,
     VecaForImageClassification,
     VecaForSemanticSegmentation,
 )
+from veca.integrations.transformers.masks import VecaForUniversalSegmentation
 from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
-from veca.tasks.base.heads import Head
-from veca.tasks.base.views import RESIZE
+from veca.tasks.base.heads import Head, ModuleHead, load_head
+from veca.tasks.detect.task import Detect
+
+MODELS: dict[str, Any] = {
+    model.task: model
+    for model in (
+        VecaForImageClassification,
+        VecaForSemanticSegmentation,
+        VecaForDepthEstimation,
+        VecaForUniversalSegmentation,
+    )
+}
 
 
 def from_probe(folder: str | Path, model: str | None = None) -> tuple[Any, VecaImageProcessor]:
     """A model and its image processor from a head's folder; `model` says where the backbone is, if it moved."""
-    head = Head.load(folder)
-    about = head.about
-    dtype = pick_dtype(about.get("dtype", "float32"), torch.device("cpu"))
-    backbone = load_backbone(model or about["model"], dtype=dtype)
+    head = load_head(folder)
+    known = (*MODELS, "detect")
+    if head.task not in known:
+        raise InputError(f"{folder}: transformers models carry heads of {', '.join(known)}, not of {head.task}")
+    backbone = head.backbone(model, torch.device("cpu"))
     plain = backbone.model
     if not isinstance(plain, Veca):
         raise InputError(f"{folder}: this head belongs to {backbone.source}, which is not a VECA model")
-    if backbone.digest != about["weights"]:
-        raise InputError(f"{backbone.source}: not the weights this head was trained on ({about['model']})")
     plain.float().requires_grad_(True)
-    more: dict[str, Any] = {"cores": about["cores"]}
-    if "classes" in about:
-        more["id2label"] = dict(enumerate(about["classes"]))
-        more["label2id"] = {name: number for number, name in enumerate(about["classes"])}
-    size = about["size"]
-    processor = VecaImageProcessor(size=round(size * about.get("zoom", 1)), patch_size=plain.patch_size)
-    if head.task == "classify":
-        kind = "multi_label_classification" if about["several"] else "single_label_classification"
-        wrapped = VecaForImageClassification.from_plain(plain, problem_type=kind, **more)
-        linear = wrapped.classifier
-        processor = VecaImageProcessor(
-            size=round(size * RESIZE), do_center_crop=True, crop_size=size, patch_size=plain.patch_size
-        )
-    elif head.task == "segment":
-        wrapped = VecaForSemanticSegmentation.from_plain(plain, **more)
-        linear = wrapped.classifier
+    if isinstance(head, ModuleHead) and head.task == "detect":
+        return detector(head, plain)
+    settings: dict[str, Any] = {"cores": head.about["cores"]}
+    if isinstance(head, Head) and "classes" in head.about:
+        settings["id2label"] = dict(enumerate(head.about["classes"]))
+        settings["label2id"] = {name: number for number, name in enumerate(head.about["classes"])}
+    kind = MODELS[head.task]
+    wrapped = kind.from_plain(plain, **settings, **kind.settings_of(head))
+    if isinstance(head, Head):
+        with torch.no_grad():
+            wrapped.linear.weight.copy_(head.weight)
+            wrapped.linear.bias.copy_(head.bias)
     else:
-        bins = {"depth_head": about["kind"], "min_depth": about["nearest"], "max_depth": about["farthest"]}
-        wrapped = VecaForDepthEstimation.from_plain(plain, depth_bins=len(head.weight), **bins, **more)
-        linear = wrapped.head
-    with torch.no_grad():
-        linear.weight.copy_(head.weight)
-        linear.bias.copy_(head.bias)
-    return wrapped.eval(), processor
+        head.fill(wrapped.head)
+    return wrapped.eval(), VecaImageProcessor(patch_size=plain.patch_size, **kind.images_of(head))
+
+
+def detector(head: ModuleHead, plain: Veca) -> tuple[Any, VecaImageProcessor]:
+    """A whole RF-DETR: the head's tensors have the same names in it."""
+    module, about = Detect.module(head), head.about  # which checks them
+    shape = {name: about[name] for name in ("queries", "groups", "layers")}
+    built = build_detector(plain, about["classes"], cores=about["cores"], size=about["size"], **shape)
+    built.load_state_dict({**built.state_dict(), **module.state_dict()})
+    return built.eval(), detector_processor(plain.patch_size, about["size"])

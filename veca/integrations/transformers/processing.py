@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from transformers.image_utils import infer_channel_dimension_format, make_flat_l
 from transformers.processing_utils import ImagesKwargs
 
 from veca.errors import InputError
-from veca.images import MEAN, STD, grid_size, open_image, short_side_size
-from veca.integrations import SIZE
+from veca.images import MEAN, SIZE, STD, grid_size, open_image, short_side_size
 from veca.remote import PROCESSOR_MAP, write_code
+from veca.tasks.detect.head import decode
+from veca.tasks.masks.decode import Segment, instances, panoptic, semantic
 
 
 class VecaImagesKwargs(ImagesKwargs, total=False):  # type: ignore[misc, call-arg]
@@ -130,13 +131,102 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         self, outputs: Any, target_sizes: Sequence[tuple[int, int]] | None = None
     ) -> list[Tensor]:
         """Class numbers, H×W for each image; at the size of the patch grid without `target_sizes` (height, width)."""
+        if "class_queries_logits" in outputs:
+            return [semantic(*one) for one in queried(outputs, target_sizes)]
         return [maps.argmax(0) for maps in sized(outputs.logits, target_sizes)]
+
+    def post_process_instance_segmentation(
+        self,
+        outputs: Any,  # of VecaForUniversalSegmentation
+        threshold: float = 0.5,  # least score
+        target_sizes: Sequence[tuple[int, int]] | None = None,
+        **_: Any,  # what only panoptic segments have
+    ) -> list[dict[str, Any]]:
+        """`segmentation` (H×W, −1 where nothing is) and `segments_info` for each image; the surest on top."""
+        return [
+            told([segment for segment in instances(*one) if segment.score >= threshold][::-1], one[2], 0)
+            for one in queried(outputs, target_sizes)
+        ]
+
+    def post_process_panoptic_segmentation(
+        self,
+        outputs: Any,
+        threshold: float = 0.5,  # least score
+        mask_threshold: float = 0.5,
+        overlap_mask_area_threshold: float = 0.5,  # least share of its own mask that a segment must keep
+        label_ids_to_fuse: Collection[int] | None = None,  # stuff: one segment a class
+        target_sizes: Sequence[tuple[int, int]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """`segmentation` (H×W, 0 where nothing is) and `segments_info` for each image.
+
+        Of a semantic model each class is a segment, so that the pipeline, which asks for this first, serves both.
+        """
+        if "class_queries_logits" not in outputs:
+            maps = self.post_process_semantic_segmentation(outputs, target_sizes)
+            return [
+                {
+                    "segmentation": one + 1,
+                    "segments_info": [
+                        {"id": kind + 1, "label_id": kind, "was_fused": False, "score": None}
+                        for kind in one.unique().tolist()
+                    ],
+                }
+                for one in maps
+            ]
+        stuff, covered = label_ids_to_fuse or (), overlap_mask_area_threshold
+        return [
+            told(panoptic(classes, masks, size, stuff, threshold, mask_threshold, covered), size, 1)
+            for classes, masks, size in queried(outputs, target_sizes)
+        ]
 
     def post_process_depth_estimation(
         self, outputs: Any, target_sizes: Sequence[tuple[int, int]] | None = None
     ) -> list[dict[str, Tensor]]:
         """Metres, H×W for each image; at the input's size without `target_sizes` (height, width)."""
         return [{"predicted_depth": maps[0]} for maps in sized(outputs.predicted_depth[:, None], target_sizes)]
+
+    def post_process_object_detection(
+        self, outputs: Any, threshold: float = 0.5, target_sizes: Any = None
+    ) -> list[dict[str, Tensor]]:
+        """scores, labels and boxes (left, top, right, bottom) of each image, best first; the boxes are in pixels of
+        `target_sizes` (height, width), or shares without it.
+        """
+        found = decode(outputs.logits, outputs.pred_boxes)
+        if target_sizes is not None and len(target_sizes) != len(found):
+            raise InputError(f"there are {len(found)} images and {len(target_sizes)} target sizes")
+        results = []
+        for number, (scores, labels, boxes) in enumerate(found):
+            if target_sizes is not None:
+                height, width = (int(side) for side in target_sizes[number])
+                boxes = boxes * boxes.new_tensor([width, height, width, height])
+            kept = scores > threshold
+            results.append({"scores": scores[kept], "labels": labels[kept], "boxes": boxes[kept]})
+        return results
+
+
+def queried(outputs: Any, sizes: Sequence[tuple[int, int]] | None) -> list[tuple[Tensor, Tensor, tuple[int, int]]]:
+    """Classes, masks and size of the answer for each image."""
+    classes, masks = (
+        part.detach().float().cpu() for part in (outputs.class_queries_logits, outputs.masks_queries_logits)
+    )
+    if sizes is None:
+        sizes = [(masks.shape[-2], masks.shape[-1])] * len(masks)
+    if len(sizes) != len(masks):
+        raise InputError(f"there are {len(masks)} images and {len(sizes)} target sizes")
+    each = [(int(height), int(width)) for height, width in sizes]
+    return list(zip(classes, masks, each, strict=True))
+
+
+def told(segments: Sequence[Segment], size: tuple[int, int], first: int) -> dict[str, Any]:
+    """Segments as `transformers` hands them on, numbered from `first`; later ones cover earlier ones."""
+    numbers = torch.full(size, first - 1, dtype=torch.int32)
+    rows = []
+    for number, segment in enumerate(segments, first):
+        numbers[segment.mask] = number
+        rows.append(
+            {"id": number, "label_id": segment.label, "was_fused": segment.fused, "score": round(segment.score, 6)}
+        )
+    return {"segmentation": numbers, "segments_info": rows}
 
 
 def sized(maps: Tensor, sizes: Sequence[tuple[int, int]] | None) -> list[Tensor]:

@@ -155,14 +155,14 @@ def read_numbered(path: Path, classes: int, pictures: Sequence[Example]) -> tupl
 
 def held_out(examples: Sequence[Example], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Numbers of the examples to train on and to validate on: `share` of each class, at least one where it has two."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     by_class: dict[tuple[int, ...], list[int]] = {}
     for number, example in enumerate(examples):
         by_class.setdefault(example.labels, []).append(number)
     validation: set[int] = set()
     singles = []
     for numbers in by_class.values():
-        draw.shuffle(numbers)
+        rng.shuffle(numbers)
         if len(numbers) > 1:
             validation.update(numbers[: max(1, round(share * len(numbers)))])
         else:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from veca.backbones import Backbone
 from veca.progress import progress
-from veca.tasks.base.features import Extractor
-from veca.tasks.base.heads import Head
+from veca.tasks.base.features import CachedExtractor
+from veca.tasks.base.heads import SavedHead
 from veca.tasks.base.options import FineTuneOptions, ProbeOptions
 
 Scores = dict[str, Any]  # metrics by name; `per_class` is a list
@@ -30,16 +30,17 @@ class Seen(NamedTuple):
 
     cls: Tensor  # B×D
     patches: Tensor  # B×N×D, row by row
+    cores: Tensor  # B×C×D; the global feature alone where a model has none
 
 
-Look = Callable[[Tensor], Seen]  # images B×3×S×S → features, by one model at one budget
+Look = Callable[[Tensor], Seen]  # images B×S×S×3 uint8 → features, by one model at one budget
 
 
 class Fitted(NamedTuple):
     """The heads of `veca probe` at one size and budget."""
 
     scores: list[Scores]  # on the test part, one for each seed
-    head: Head  # of the first seed, to be saved
+    head: SavedHead  # of the first seed, to be saved
     extra: dict[str, Any]  # what else results.json should tell
 
 
@@ -52,6 +53,7 @@ class Task(ABC):
     main: str  # the metric that chooses, and that plots show
     better: str  # higher or lower
     classes: list[str]  # empty where there are none
+    linear: ClassVar[bool] = True  # whether its saved heads are a `Head`; else each is a `ModuleHead`
     parts: dict[str, Sequence[Any]]  # examples: train, validation (perhaps empty) and test
 
     # Data.
@@ -61,18 +63,13 @@ class Task(ABC):
     def open(cls, options: Any) -> Task:
         """The data set that the command line names, checked: what is wrong with it is said before the long work."""
 
-    @classmethod
-    def paper_name(cls, options: Any) -> str:
-        """How the paper's tables call the data set."""
-        return str(getattr(options, "preset", None) or options.data.name)
-
     @abstractmethod
     def files(self, part: str) -> Iterator[Path]:
         """Every file of a part, to tell one data set from another."""
 
     @abstractmethod
-    def load(self, number: int, side: int, draw: random.Random) -> tuple[Tensor, Tensor]:
-        """A random view of a training example, 3×S×S, and its label."""
+    def load(self, number: int, side: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+        """A random view of a training example, S×S×3 uint8, and its label."""
 
     # Head and loss.
 
@@ -84,7 +81,7 @@ class Task(ABC):
     def loss(self, head: nn.Module, seen: Seen, labels: Sequence[Tensor]) -> Tensor: ...
 
     @abstractmethod
-    def saved_head(self, head: nn.Module) -> Head:
+    def saved_head(self, head: nn.Module) -> SavedHead:
         """The head as `predict` reads it: its tensors, and in `about` its `feature` and what decoding needs."""
 
     # Decoding, score, drawing.
@@ -95,30 +92,38 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def answer(cls, head: Head, backbone: Backbone, path: Path, target: Path) -> dict[str, Any]:
+    def answer(cls, head: Any, backbone: Backbone, path: Path, target: Path) -> dict[str, Any]:
         """What a saved head says about one photo; pictures are written beside `target`, which has no ending yet."""
 
     # What a task may do better for itself.
 
-    def fit(self, extractor: Extractor, side: int, options: Any, seeds: int) -> Fitted:
+    @classmethod
+    def module(cls, head: Any) -> nn.Module:
+        """A saved head as something to train: what `--start-head` begins with."""
+        linear = nn.Linear(head.weight.shape[1], head.weight.shape[0])
+        linear.load_state_dict({"weight": head.weight, "bias": head.bias})
+        return linear
+
+    def fit(self, extractor: CachedExtractor, side: int, options: Any, seeds: int) -> Fitted:
         """Train and score heads on a frozen model, through it at every step: AdamW, `--steps` of 8 views."""
         device, scores, first = extractor.backbone.device, [], None
         steps = getattr(options, "steps", 500)
 
         def look(images: Tensor) -> Seen:
-            whole, patches = extractor.compute(images)
-            return Seen(whole.clone(), patches.clone())  # made in inference mode, which gradients cannot pass
+            found = extractor.compute(images)
+            # made in inference mode, which gradients cannot pass
+            return Seen(found.cls.clone(), found.patches.clone(), found.cores.clone())
 
         for seed in range(seeds):
-            draw = random.Random(seed)
+            rng = random.Random(seed)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 head = self.new_head(extractor.backbone.width).to(device).train()
             optimiser = torch.optim.AdamW(head.parameters(), lr=1e-3)
             decay = torch.optim.lr_scheduler.PolynomialLR(optimiser, steps, power=0.9)
             for _ in progress(range(steps), f"training, seed {seed}", steps):
-                chosen = [draw.randrange(len(self.parts["train"])) for _ in range(8)]
-                views = [self.load(number, side, draw) for number in chosen]
+                chosen = [rng.randrange(len(self.parts["train"])) for _ in range(8)]
+                views = [self.load(number, side, rng) for number in chosen]
                 seen = look(torch.stack([image for image, _ in views]))
                 optimiser.zero_grad()
                 torch.autograd.backward(self.loss(head, seen, [label for _, label in views]))

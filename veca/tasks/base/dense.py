@@ -16,10 +16,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from veca.backbones import Backbone
+from veca.extract.extractor import Extractor
 from veca.images import image_size, short_side_size
 from veca.progress import progress
+from veca.tasks.base.batches import endless_batches
 from veca.tasks.base.contract import Fitted, Look, Scores, Seen, Task
-from veca.tasks.base.features import Extractor, Features, LiveFeatures
+from veca.tasks.base.features import CachedExtractor, Features, LiveFeatures
 from veca.tasks.base.heads import Head, NormedLinear, square
 from veca.tasks.base.pairs import Array, Pair, PairData, open_trimmed, trim_box
 from veca.tasks.base.views import View, label_box, windows
@@ -94,13 +96,13 @@ def sliding(pair: Pair, side: int, kind: Kind) -> list[Window]:
     ]
 
 
-def random_window(pair: Pair, side: int, kind: Kind, draw: random.Random) -> Window:
+def random_window(pair: Pair, side: int, kind: Kind, rng: random.Random) -> Window:
     """A random crop of an image, mirrored half of the time."""
     size = seen_size(pair, kind.trim)
     short = round(side * kind.zoom)
     resized = short_side_size(*size, short, str(pair.image))
-    at = (draw.randint(0, resized[0] - side), draw.randint(0, resized[1] - side))
-    view = View(pair.image, short, side, at, flip=draw.random() < 0.5, trim=kind.trim)
+    at = (rng.randint(0, resized[0] - side), rng.randint(0, resized[1] - side))
+    view = View(pair.image, short, side, at, flip=rng.random() < 0.5, trim=kind.trim)
     return Window(view, pair, label_box(at, side, resized, size))
 
 
@@ -124,25 +126,13 @@ class CachedBatches:
             window = self.windows[number]
             return *self.features.dense(number), cut(self.kind.read(window.pair.label), window)
 
-        def numbers() -> Iterator[int]:
-            while True:
-                rest = list(range(len(self.windows)))
-                order.shuffle(rest)
-                yield from rest
-
-        coming = numbers()
-        with ThreadPoolExecutor(2) as pool:
-            following = [pool.submit(load, next(coming)) for _ in range(batch)]
-            while True:
-                present = following
-                following = [pool.submit(load, next(coming)) for _ in range(batch)]
-                yield [future.result() for future in present]
+        return endless_batches(len(self.windows), batch, order, load)
 
 
 class AugmentedBatches:
     """Random crops and flips of random images, through the backbone at every step: the paper's way, for a GPU."""
 
-    def __init__(self, pairs: Sequence[Pair], side: int, extractor: Extractor, kind: Kind) -> None:
+    def __init__(self, pairs: Sequence[Pair], side: int, extractor: CachedExtractor, kind: Kind) -> None:
         self.pairs, self.side, self.extractor, self.kind = pairs, side, extractor, kind
 
     def endless(self, batch: int, order: random.Random) -> Generator[list[tuple[Tensor, Tensor, Tensor]], None, None]:
@@ -157,8 +147,8 @@ class AugmentedBatches:
             while True:
                 present = [future.result() for future in following]
                 following = [pool.submit(load, window()) for _ in range(batch)]
-                wholes, patches = self.extractor.compute(torch.stack([pixels for pixels, _ in present]))
-                yield list(zip(wholes, patches, (label for _, label in present), strict=True))
+                found = self.extractor.compute(torch.stack([pixels for pixels, _ in present]))
+                yield list(zip(found.cls, found.patches, (label for _, label in present), strict=True))
 
 
 def train(
@@ -243,8 +233,8 @@ class Pixels(Task):
     def files(self, part: str) -> Iterator[Path]:
         return (path for pair in self.parts[part] for path in (pair.image, pair.label))
 
-    def load(self, number: int, side: int, draw: random.Random) -> tuple[Tensor, Tensor]:
-        window = random_window(self.parts["train"][number], side, self.kind, draw)
+    def load(self, number: int, side: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+        window = random_window(self.parts["train"][number], side, self.kind, rng)
         return window.view.pixels(), cut(self.kind.read(window.pair.label), window)
 
     def new_head(self, width: int) -> nn.Module:
@@ -284,7 +274,7 @@ class Pixels(Task):
 
         return self.kind.score(found())
 
-    def fit(self, extractor: Extractor, side: int, options: Any, seeds: int) -> Fitted:
+    def fit(self, extractor: CachedExtractor, side: int, options: Any, seeds: int) -> Fitted:
         """On the cached features of the windows that cover each image, or with --augment as the paper does."""
         kind, backbone, train_pairs = self.kind, extractor.backbone, self.parts["train"]
         batches: CachedBatches | AugmentedBatches
@@ -306,7 +296,7 @@ class Pixels(Task):
         return Fitted(scores, first, {})
 
 
-def seen_windows(images: Sequence[Sequence[Window]], extractor: Extractor) -> Features | LiveFeatures:
+def seen_windows(images: Sequence[Sequence[Window]], extractor: CachedExtractor) -> Features | LiveFeatures:
     """The features of the windows of test images, cached where they fit."""
     views = [window.view for image in images for window in image]
     if extractor.fits(views):
@@ -321,10 +311,10 @@ def whole_image(head: Head, backbone: Backbone, path: Path, decode: Decode) -> t
     image = open_trimmed(path, trim)
     side, short = about["size"], round(about["size"] * about["zoom"])
     resized = short_side_size(*image.size, short, str(path))
-    parts = []
+    extractor, parts = Extractor(backbone, cores=about["cores"]), []
     for at in windows(*resized, side):
-        whole, patches = backbone(View(path, short, side, at, trim=trim).pixels()[None], about["cores"])
-        maps = decode(head.on_grid(whole[0].cpu(), patches[0].cpu()))
+        found = extractor.compute(View(path, short, side, at, trim=trim).pixels()[None])
+        maps = decode(head.on_grid(found.cls[0].cpu(), found.patches[0].cpu()))
         parts.append((label_box(at, side, resized, image.size), maps))
     with torch.inference_mode():
         return image, stitch(parts, (image.height, image.width))

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from veca.backbones import Backbone
 from veca.errors import InputError
+from veca.extract import extractor
+from veca.extract.extractor import Extractor
 from veca.files import file_digest, whole_file
 from veca.progress import progress
 from veca.tasks.base.views import View
 
-FORMAT = 1
+FORMAT = 2
 ABANDONED = 3600  # seconds after which a half-written shard has no writer any more
 SHARD = {True: 64, False: 1024}  # views a shard, with and without patch features
 
@@ -121,31 +123,33 @@ class Features:
         file = self.shards[shard]
         return file.get_slice("global")[row].float(), file.get_slice("patches")[row].float()
 
+    def cores(self, number: int) -> Tensor:  # C×D
+        shard, row = divmod(number, self.per_shard)
+        cores: Tensor = self.shards[shard].get_slice("cores")[row].float()
+        return cores
+
 
 class LiveFeatures:
     """The same face, computed on every access: for test images that do not fit the cache."""
 
-    def __init__(self, extractor: Extractor, views: Sequence[View]) -> None:
+    def __init__(self, extractor: CachedExtractor, views: Sequence[View]) -> None:
         self.extractor, self.views = extractor, views
 
     def __len__(self) -> int:
         return len(self.views)
 
     def dense(self, number: int) -> tuple[Tensor, Tensor]:  # D, N×D
-        whole, patches = self.extractor.compute(self.views[number].pixels()[None])
-        return whole[0].cpu(), patches[0].cpu()
+        found = self.extractor.compute(self.views[number].pixels()[None])
+        return found.cls[0].cpu(), found.patches[0].cpu()
 
 
-class Extractor:
+class CachedExtractor:
     """One model at one budget, and the cache its features go to."""
 
     def __init__(self, backbone: Backbone, cores: int | None, cache: Cache) -> None:
         self.backbone, self.cores, self.cache = backbone, cores, cache
+        self.compute = Extractor(backbone, cores=cores).compute
         self.batch = 8 if backbone.device.type == "cpu" else 64
-
-    def compute(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """images: B×3×H×W → global B×D, patches B×N×D."""
-        return self.backbone(images, self.cores)
 
     def fits(self, views: Sequence[View]) -> bool:
         return self.bytes(views) <= self.cache.limit
@@ -153,7 +157,8 @@ class Extractor:
     def bytes(self, views: Sequence[View]) -> int:
         """What the dense features of these views take on the disk."""
         stride = self.backbone.stride or self.backbone.patch_size
-        return sum((1 + (view.side // stride) ** 2) * self.backbone.width * 2 for view in views)
+        cores = self.cores or self.backbone.bank or 1
+        return sum((1 + cores + (view.side // stride) ** 2) * self.backbone.width * 2 for view in views)
 
     def dense(self, views: Sequence[View], what: str) -> Features:
         """Patch and global features; raises where the cache cannot hold them all at once."""
@@ -176,21 +181,24 @@ class Extractor:
         missing = [index for index, shard in enumerate(shards) if shard is None]
         shown = iter(progress(range(sum(len(parts[index]) for index in missing)), f"features of {what}"))
         for index in missing:
-            wholes, denses = [], []
-            for whole, dense in self._run(parts[index]):
-                wholes.append(whole.cpu().half())
+            wholes, denses, cores = [], [], []
+            for found in self._run(parts[index]):
+                wholes.append(found.cls.cpu().half())
                 if patches:
-                    denses.append(dense.cpu().half())
-                for _ in range(len(whole)):
+                    denses.append(found.patches.cpu().half())
+                    cores.append(found.cores.cpu().half())
+                for _ in range(len(found.cls)):
                     next(shown, None)
-            tensors = {"global": torch.cat(wholes), **({"patches": torch.cat(denses)} if patches else {})}
+            tensors = {"global": torch.cat(wholes)}
+            if patches:
+                tensors |= {"patches": torch.cat(denses), "cores": torch.cat(cores)}
             if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
                 raise InputError(f"{self.backbone.source}: its features of {what} are not finite numbers")
             shards[index] = self.cache.put(keys[index], tensors, keep=set(keys))
         next(shown, None)
         return Features(shards, len(views), per_shard)
 
-    def _run(self, views: Sequence[View]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _run(self, views: Sequence[View]) -> Iterator[extractor.Features]:
         """Features batch by batch, while threads decode the next batch."""
         batches = [views[start : start + self.batch] for start in range(0, len(views), self.batch)]
         with ThreadPoolExecutor(4) as pool:

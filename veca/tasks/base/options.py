@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -71,8 +71,8 @@ class ProbeOptions:
     """folder of features that were computed before"""
     cache_gb: float = 20.0
     """what that folder may hold; the features used longest ago make room"""
-    against: Literal["paper"] | None = None
-    """add the paper's own numbers for this data set to the table"""
+    against: Annotated[str | None, tyro.conf.arg(metavar="paper[:NAME]")] = None
+    """add the paper's own numbers for this data set; NAME says which, where neither --preset nor the folder does"""
     command: tyro.conf.Suppress[str] = ""  # what was typed, for results.json
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from veca.files import whole_file
-from veca.images import resize_short_side, to_tensor
+from veca.images import resize_short_side
 from veca.tasks.base.pairs import open_trimmed
 
 RESIZE = 288 / 256  # classification resizes to this multiple of its centre crop (docs/probes.md)
@@ -24,7 +25,7 @@ STRIDE = 2 / 3  # of the window: neighbouring windows overlap by at least a thir
 @dataclass(frozen=True)
 class View:
     path: Path
-    short: int  # the short side the image is first resized to
+    short: int | None  # the short side the image is first resized to; None: all of it is squeezed into the square
     side: int  # then a square of this many pixels is cut out
     at: tuple[int, int] | None  # its left and top; None: the centre
     flip: bool = False  # mirrored left-right after the cut
@@ -34,12 +35,15 @@ class View:
         """What decides the pixels, given the digest of the file."""
         return [file, self.short, self.side, self.at, self.flip, self.trim]
 
-    def pixels(self) -> Tensor:  # 3×S×S
+    def pixels(self) -> Tensor:  # S×S×3 uint8
         image = open_trimmed(self.path, self.trim)
-        image = resize_short_side(image, self.short, str(self.path))
-        left, top = self.at or ((image.width - self.side) // 2, (image.height - self.side) // 2)
-        image = image.crop((left, top, left + self.side, top + self.side))
-        return to_tensor(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else image)
+        if self.short is None:
+            image = image.resize((self.side, self.side), Image.Resampling.BICUBIC)
+        else:
+            image = resize_short_side(image, self.short, str(self.path))
+            left, top = self.at or ((image.width - self.side) // 2, (image.height - self.side) // 2)
+            image = image.crop((left, top, left + self.side, top + self.side))
+        return torch.from_numpy(np.array(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.flip else image))
 
 
 def centre_view(path: Path, side: int) -> View:
