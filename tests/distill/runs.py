@@ -89,6 +89,7 @@ def tiny_settings(root: Path, out: Path, **changes: Any) -> Distillation:
 def _train(settings: Distillation, environment: dict[str, str], delay: float) -> None:
     faulthandler.dump_traceback_later(PATIENCE - 20)  # where a run that does not end is
     os.environ.update(environment)
+    os.chdir(environment.get("PWD", "."))
     torch.set_num_threads(1)
     from veca.cli import main
     from veca.distill import engine

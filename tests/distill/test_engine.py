@@ -13,6 +13,7 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 import veca
 from distill.runs import tiny_settings
+from veca.backbones import load_backbone
 from veca.distill.engine import train
 from veca.distill.settings import Distillation
 from veca.errors import InputError
@@ -45,6 +46,14 @@ def test_bfloat16_autocast_trains(root: Path, tmp_path: Path) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in tensors(tmp_path / "run").values())
 
 
+def test_a_run_knows_its_teacher_by_the_digest_of_every_table(root: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(root, tmp_path / "run", steps=1)
+    train(settings)
+    digest = load_backbone(settings.teacher).digest
+    assert json.loads((settings.out / "settings.json").read_text())["teacher weights"] == digest
+    assert veca.load(settings.out / "last").card["teacher_weights"] == digest
+
+
 @pytest.fixture(scope="module")
 def dinov3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights from DINOv3's config, with registers, 48 wide."""
@@ -62,6 +71,7 @@ def paper_settings(root: Path, teacher: Path, out: Path, recipe: str, **changes:
     return RECIPES[recipe](**{**small, **changes})
 
 
+@pytest.mark.end_to_end
 def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another width and a fresh student; then several resolutions from its best model."""
     photos = (str(root / "photos"),)

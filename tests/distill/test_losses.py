@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from veca.distill.losses import Moments, Standard, Standards, distillation_loss, hint_loss
+from veca.distill.losses import Moments, Standard, Standards, distillation_loss, gram_loss, hint_loss
 
 
 def test_the_papers_loss(shared: Path) -> None:
@@ -63,3 +63,16 @@ def test_hints_average_over_layers() -> None:
     loss = hint_loss(list(student), teacher, Standard(mean, deviation))
     torch.testing.assert_close(loss, torch.tensor(expected))
     assert hint_loss(list(teacher), teacher, Standard(mean, deviation)) < 1e-5
+
+
+def test_the_gram_loss_compares_pairs_of_patches() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    pairs = [
+        torch.cosine_similarity(student[b, i], student[b, j], dim=0)
+        - torch.cosine_similarity(teacher[b, i], teacher[b, j], dim=0)
+        for b in range(2) for i in range(5) for j in range(5)
+    ]  # fmt: skip
+    torch.testing.assert_close(gram_loss(student, teacher), torch.stack(pairs).square().mean())
+    turned = torch.linalg.qr(torch.randn(8, 8)).Q  # another basis, the same pairs
+    torch.testing.assert_close(gram_loss(teacher @ turned * 3, teacher), torch.zeros(()), atol=1e-6, rtol=0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,23 @@ from veca.files import lock_folder
 from veca.training.checkpoints import Checkpoints, read_checkpoint
 from veca.training.ranks import fresh_store
 
+pytestmark = pytest.mark.end_to_end
+
 # Without rotation the bias of the keys moves every logit of a query alike: its gradient is rounding noise, which AdamW
 # blows up to full steps. They change nothing, but differ with the order of the sum.
 TURNING = {"rope_zero_fraction": 0.125}
 
 
-def run_ranks(settings: Distillation, count: int, status: int = 0) -> None:
+def run_ranks(settings: Distillation, count: int, status: int = 0, nodes: Sequence[Path] = ()) -> None:
+    """`nodes`: the folder that each rank starts in, as on machines that share no disk."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [start(settings, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+    own = [{"PWD": str(nodes[rank])} if nodes else {} for rank in range(count)]
+    processes = [
+        start(settings, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), **own[rank]}) for rank in range(count)
+    ]
     assert [wait(process) for process in processes] == [status] * count
 
 
@@ -70,6 +77,19 @@ def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -
     train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, **TURNING))
     train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
     assert_close(tmp_path / "run", tmp_path / "one")
+
+
+def test_a_disk_that_only_the_first_rank_sees(root: Path, tmp_path: Path) -> None:
+    """The second rank began anew where it found no checkpoint; now the first one sends it."""
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    for node in nodes:
+        node.mkdir()
+    settings = tiny_settings(root, Path("run"), batch=4, lr=1e-4, stop_at=5, **TURNING)
+    run_ranks(settings, 2, nodes=nodes)
+    assert not (nodes[1] / "run" / "checkpoints").exists()
+    run_ranks(replace(settings, stop_at=0), 2, nodes=nodes)
+    train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
+    assert_close(nodes[0] / "run", tmp_path / "one")
 
 
 def test_unreadable_images_are_counted_over_all_ranks(root: Path, tmp_path: Path) -> None:

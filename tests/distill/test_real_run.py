@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from veca.distill.engine import train
 from veca.recipes.laptop import Laptop
 
 
+@pytest.mark.end_to_end
 def test_features_come_closer_than_any_constant(shared: Path, tmp_path: Path) -> None:
     photos = shared / "data" / "photos"
     settings = Laptop(

@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from distill.runs import kill, make_photos, start, tiny_settings, wait, wait_for_step, weights
-from veca.distill.data import _leave_signals_to_the_trainer
+from veca.distill.data import leave_signals_to_the_trainer
 from veca.distill.engine import train
 from veca.distill.settings import differences
 from veca.distill.validation import Validation
 from veca.errors import InputError
 from veca.recipes.convert import Convert
+
+pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_a_worker_outlives_a_signal_longer_than_any_step() -> None:
     """The trainer may need its batch for a validation of a minute yet."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)}
     try:
-        _leave_signals_to_the_trainer(0)
+        leave_signals_to_the_trainer(0)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.alarm(0) > 120
@@ -251,6 +253,9 @@ def test_runs_of_an_older_version_go_on() -> None:
     assert differences(saved, now) == []
     assert differences(saved, now | {"patch_share": 0.5}) == ["patch-share: 1.0 → 0.5"]
     assert differences(saved | {"gone": 3}, now) == ["gone: 3 → None"]
+    digest, other = "5" * 64, "6" * 64
+    assert differences(saved | {"teacher weights": "7" * 16}, now | {"teacher weights": digest}) == []
+    assert differences(saved | {"teacher weights": other}, now | {"teacher weights": digest}) != []
 
 
 def test_changed_settings_are_refused_with_their_list(root: Path, tmp_path: Path) -> None:

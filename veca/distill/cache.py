@@ -30,7 +30,6 @@ from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
 from veca.errors import InputError
 from veca.files import read_json, whole_file, write_json
-from veca.teachers import Teacher
 from veca.training.ranks import Ranks, StopSignal
 
 SHARD = 64  # images
@@ -65,15 +64,6 @@ def _open(path: Path) -> Any:
 
 def shard_path(folder: Path, size: int, view: int, number: int) -> Path:
     return folder / f"size-{size}" / f"view-{view}" / f"shard-{number:05d}.safetensors"
-
-
-def fingerprint(teacher: Teacher) -> str:
-    """A digest of the teacher's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(teacher.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def describe(folder: Path, settings: dict[str, Any]) -> bool:

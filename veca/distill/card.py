@@ -19,7 +19,7 @@ from veca.teachers import Teacher
 def run_card(
     settings: Distillation, teacher: Teacher, images: TrainingImages, weights: str, before: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`weights` is the fingerprint of the teacher's; steps and views are added with every save.
+    """`weights` is the digest of the teacher's; steps and views are added with every save.
 
     `before` is the card of the model that the run goes on with.
     """

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from veca import table
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.model import Veca
@@ -160,8 +161,8 @@ def copy_teacher(student: Veca, teacher: Teacher) -> Report:
                     put(f"blocks.{layer}.{name}", _block_tensor(teacher, f"{family.blocks}.{layer}", source))
     place_cores(student, teacher, report)
     if student.config.positions == "table":
-        table = _tensor(teacher, family.position_table or "")[0, 1:]
-        put("table", table.reshape(student.config.table_size, student.config.table_size, -1))
+        entries = _tensor(teacher, family.position_table or "")[0, 1:]
+        put("table", entries.reshape(student.config.table_size, student.config.table_size, -1))
     report.new = [name for name in parameters if name not in report.copied]
     return report
 
@@ -175,19 +176,16 @@ def place_cores(student: Veca, teacher: Teacher, report: Report) -> None:
     tokens, states = student.bank.tokens, student.bank.states
     registers = _find(teacher, "embeddings.register_tokens")
     first = _tensor(teacher, "embeddings.cls_token")[0]  # 1×D
-    table = _find(teacher, _family(teacher).position_table or "")
+    learned = _find(teacher, _family(teacher).position_table or "")
     tokens.copy_(_tensor(teacher, f"{_family(teacher).patch_embed}.bias").expand_as(tokens))
-    if table is not None:
-        first = first + table[0, :1]
-        side = math.isqrt(table.shape[1] - 1)
-        grid = table[0, 1:].reshape(side, side, -1).permute(2, 0, 1)[None].float()  # 1×D×side×side
-        at = states.tanh()[None, None]  # 1×1×M×2, (x, y)
-        sampled = nn.functional.grid_sample(grid, at, mode="bicubic", padding_mode="border", align_corners=False)
-        tokens.add_(sampled[0, :, 0].transpose(0, 1))
+    if learned is not None:
+        first = first + learned[0, :1]
+        side = math.isqrt(learned.shape[1] - 1)
+        tokens.add_(table.at_points(learned[0, 1:].reshape(side, side, -1), states.tanh()))
     heads = first if registers is None else torch.cat((first, registers[0]))
     heads = heads[: len(tokens)]
     tokens[: len(heads)] = heads
-    if table is None:
+    if learned is None:
         states[: len(heads)] = 0  # a rotary teacher does not turn these tokens, and the origin does not turn
     if student.config.rope_zero_fraction == 1:
         student.bank.alpha.zero_()  # nothing depends on where cores go, so they stay

@@ -158,7 +158,7 @@ def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers:
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,
-        worker_init_fn=_leave_signals_to_the_trainer,
+        worker_init_fn=leave_signals_to_the_trainer,
         # Forked workers share the index, and notice when a killed trainer is no longer their parent.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         prefetch_factor=4 if workers else None,
@@ -174,7 +174,7 @@ def next_batch(batches: Iterator[Any]) -> Batch | None:
         raise InputError(str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")) from None
 
 
-def _leave_signals_to_the_trainer(_: int) -> None:
+def leave_signals_to_the_trainer(_: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach the whole group; the trainer must still get its batch to save cleanly.
 
     So a worker goes on for minutes after SIGTERM, longer than any step. It ends by itself when the trainer is gone.

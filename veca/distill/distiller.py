@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from veca.distill.data import Batch, Plan, next_batch
 from veca.distill.losses import Loss, Standards
@@ -25,7 +26,7 @@ from veca.model import Veca
 from veca.training.loop import Interrupted
 from veca.training.ranks import Ranks, StopSignal
 from veca.training.records import Records
-from veca.training.schedule import choose, learning_rate, random_at
+from veca.training.schedule import learning_rate, random_at
 
 
 class Length(NamedTuple):
@@ -55,9 +56,27 @@ class Distiller:
         if ranks.count > 1:
             device_ids = [ranks.device] if ranks.device.type == "cuda" else None
             self.student = DistributedDataParallel(self.student, device_ids=device_ids)
+        self.average: AveragedModel | None = None
+        if settings.average:
+            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+            optimisers[-1].register_step_post_hook(lambda *_: self.follow())
         self.meter = Meter()
         self.batch: Batch | None = None  # the last one
         self.budget = 0
+
+    def follow(self) -> None:
+        """The average after a step."""
+        assert self.average is not None
+        self.average.update_parameters(self.model)
+
+    @property
+    def kept(self) -> Veca:
+        """What is judged and kept."""
+        if self.average is None:
+            return self.model
+        averaged = self.average.module
+        assert isinstance(averaged, Veca)
+        return averaged
 
     def rate(self, step: int) -> float:
         settings, length = self.settings, self.length
@@ -68,7 +87,7 @@ class Distiller:
 
     def backward(self, step: int) -> bool:
         settings, total, device = self.settings, self.length.total, self.ranks.device
-        self.budget = choose(settings.budgets, settings.budget_weights, settings.seed, "budget", step)
+        self.budget = settings.budget_at(step, (self.plan.resolution(step) // self.model.config.patch_size) ** 2)
         forced = settings.forced_at(step, total)
         hints = settings.hints if step < settings.hints_until * total else 0.0
         losses: list[Loss] = []
@@ -87,7 +106,9 @@ class Distiller:
                 # The shift and scale of positions is drawn by the model: one draw a step, on every rank.
                 torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))
                 loss: Loss = self.student(pixels, self.budget, target, self.standards, hints, self.hint_standard,
-                                          forced, settings.patch_share)  # fmt: skip
+                                          forced, settings.patch_share, settings.read_at(step),
+                                          settings.turn_at(step, total), settings.gram,
+                                          settings.mixed_at(step))  # fmt: skip
                 torch.autograd.backward(loss.total / settings.accumulate)
             losses.append(Loss(*(value.detach() for value in loss)))
         self.note_unreadable(unreadable)
@@ -132,7 +153,7 @@ class Distiller:
     def judge(self, step: int) -> float | None:
         if self.validation is None:
             return None
-        result = self.validation.run(self.model, self.standards, lambda: self.ranks.any(self.stop.asked)[0])
+        result = self.validation.run(self.kept, self.standards, lambda: self.ranks.any(self.stop.asked)[0])
         if result is None:
             raise Interrupted
         self.records.judged(step, result_record(result), result_scalars(result), result_table(result))
@@ -157,7 +178,8 @@ class Distiller:
     def state(self) -> dict[str, Any]:
         self.fill_card()
         optimisers = [optimiser.state_dict() for optimiser in self.optimisers]
-        return {"model": self.model.state_dict(), "optimisers": optimisers, **self.constants}
+        average = {} if self.average is None else {"average": self.average.state_dict()}
+        return {"model": self.model.state_dict(), "optimisers": optimisers, **average, **self.constants}
 
     def keep_best(self) -> None:
         self.keep("best")
@@ -169,7 +191,8 @@ class Distiller:
 
     def keep(self, name: str) -> None:
         self.fill_card()
-        self.model.save(self.settings.out / Path(name))
+        self.kept.card = self.model.card
+        self.kept.save(self.settings.out / Path(name))
 
     def fill_card(self) -> None:
         step = self.progress["step"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from veca.devices import fast_bfloat16
-from veca.distill.cache import fingerprint, prepare_cache
+from veca.distill.cache import prepare_cache
 from veca.distill.card import run_card
 from veca.distill.curves import plot
 from veca.distill.data import Key, Plan, Views, collate, loader
@@ -35,6 +35,7 @@ from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
 from veca.training.records import METRICS, Records
 from veca.training.schedule import random_at
+from veca.weights import weights_digest
 
 
 def train(settings: Distillation) -> Path:
@@ -49,6 +50,11 @@ def train(settings: Distillation) -> Path:
     return settings.out
 
 
+def read_newest(checkpoints: Checkpoints, ranks: Ranks) -> dict[str, Any] | None:
+    newest = checkpoints.newest(ranks.say)
+    return None if newest is None else read_checkpoint(newest)
+
+
 def run(settings: Distillation, ranks: Ranks) -> None:
     device, out = ranks.device, settings.out
     bfloat16 = settings.autocast == "on" or (settings.autocast == "auto" and fast_bfloat16(device))
@@ -61,15 +67,14 @@ def run(settings: Distillation, ranks: Ranks) -> None:
     )
     teacher = load_teacher(settings.teacher, device)
     checkpoints = Checkpoints(out / "checkpoints")
-    newest: Path | None = ranks.from_first(lambda: checkpoints.newest(ranks.say))
-    saved = read_checkpoint(newest) if newest is not None else None
+    saved = ranks.from_first(lambda: read_newest(checkpoints, ranks))  # only its disk need hold the run
     model, report = build_student(settings, teacher)
     if (fitting := settings.whole_patches(model.config.patch_size)) != settings:
         settings = fitting
         ranks.say(f"crop sizes in whole patches of {model.config.patch_size}: {settings.all_resolutions}")
     identity = {
         **settings.to_dict(), "images": images.digest(), "image sizes": images.sizes_digest(),
-        "teacher weights": fingerprint(teacher),
+        "teacher weights": weights_digest(teacher),
     }  # fmt: skip
     model.card = run_card(settings, teacher, images, identity["teacher weights"], before=model.card)
     model.to(device).train()
@@ -129,6 +134,8 @@ def run(settings: Distillation, ranks: Ranks) -> None:
             batches=iter(loader(views, plan, settings.workers, pin=device.type == "cuda")), validation=validation,
             measured=standards_from_dict(statistics, device) if statistics else None, records=records,
         )  # fmt: skip
+        if saved is not None and distiller.average is not None:
+            distiller.average.load_state_dict(saved["average"])
         pace = Pace(
             length.total, settings.log_every, settings.val_every or max(1, round(length.epoch)),
             settings.checkpoint_minutes, settings.stop_at, settings.clip, settings.max_nonfinite,

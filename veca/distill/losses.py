@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,8 +68,8 @@ def distillation_loss(
     return Loss(total, global_cosine, dense_cosine, mse, torch.zeros_like(total))
 
 
-def hint_loss(student: Sequence[Tensor], teacher: Tensor, standard: Standard) -> Tensor:
-    """The dense loss on the patches that leave each block (L of B×N×D, and L×B×N×D), averaged over the blocks.
+def hint_loss(student: Sequence[Tensor], teacher: Iterable[Tensor], standard: Standard) -> Tensor:
+    """The dense loss on the patches that leave each block (L of B×N×D each), averaged over the blocks.
 
     Always standardised, per layer and channel: the scale of a residual stream grows with depth.
     """
@@ -82,6 +82,12 @@ def hint_loss(student: Sequence[Tensor], teacher: Tensor, standard: Standard) ->
         cosine = ab * (aa * bb).clamp_min(EPS**2).rsqrt()
         losses.append((1 - cosine).mean() + (aa + bb - 2 * ab).mean() / a.shape[-1])
     return torch.stack(losses).mean()
+
+
+def gram_loss(student: Tensor, teacher: Tensor) -> Tensor:  # B×N×D each
+    """The mean squared difference between the cosines of all pairs of patches of an image."""
+    ours, theirs = (functional.normalize(patches.float(), dim=-1, eps=EPS) for patches in (student, teacher))
+    return functional.mse_loss(ours @ ours.transpose(1, 2), theirs @ theirs.transpose(1, 2))
 
 
 class Moments:

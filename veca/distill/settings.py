@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from veca.errors import InputError
+from veca.training.schedule import choose, random_at
 
 BUDGETS = (8, 16, 24, 32, 40, 48, 56, 64)
 
@@ -42,6 +43,11 @@ class Distillation:
     """`dense` trains the control arm, in which every token reads every token."""
     rope_zero_fraction: float | None = None
     """Share of rotary channels that do not turn; 1 switches rotation off. Unset: the size's own, or the teacher's."""
+    turning: float = 0.0
+    """For this first share of the steps angles grow from nothing: a model without rotation learns to turn."""
+
+    bank: int = 0
+    """Cores of the student; those that --init lacks are added as grey patches where none sits. 0: as many as it has."""
 
     epochs: float = 0
     """Length in passes over the images; or give --steps."""
@@ -78,7 +84,7 @@ class Distillation:
     """Largest norm of the gradient; 0: no clipping."""
 
     budgets: tuple[int, ...] = BUDGETS
-    """Numbers of cores, one drawn per step."""
+    """Numbers of cores, one drawn per step; more than half as many as a view has patches are left to larger views."""
     budget_weights: tuple[float, ...] = (1, 1, 2, 2, 3, 3, 4, 4)
     """How often each is drawn."""
     resolutions: tuple[int, ...] = (256,)
@@ -100,12 +106,21 @@ class Distillation:
     """Weight of the loss on every layer's patches (needs the teacher's depth and width)."""
     hints_until: float = 1.0
     """Hints end at this share of the steps."""
+    gram: float = 0.0
+    """Weight of the loss on how alike the patches of an image are to each other."""
     forcing: float = 0.0
     """For this first share of the steps each block is fed the teacher's patches."""
     fading: float = 0.0
     """For this next share of the steps they are mixed with the student's own, ever more of these: a soft landing."""
     patch_share: float = 1.0
     """While forced, the share of a view's patches that leave each block, drawn each step: less is quicker."""
+
+    read_share: float = 1.0
+    """In every second step the cores read an even share of the patches, from this one to all; all patches look."""
+    mixed: float = 1.0
+    """In every third step the student spends a share of the patches, from this one to all, at mixed scale."""
+    average: float = 0.0
+    """Decay of an exponential average of the weights, which is what is validated and kept; 0: none."""
 
     cache_teacher: Path | None = None
     """Folder for the teacher's features: computed once, then read from disk (float16)."""
@@ -167,14 +182,17 @@ class Distillation:
         for name in ("batch", "accumulate", "standardise_images", "teacher_batch", "val_images", "val_batch",
                      "max_nonfinite", "log_every"):  # fmt: skip
             check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
+        for name in ("hints_until", "turning", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
-        for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "workers",
-                     "views", "warmup_steps", "warmup_epochs", "val_every", "checkpoint_minutes"):  # fmt: skip
+        for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "gram",
+                     "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
+                     "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
         check(self.forcing + self.fading < 1, free)
-        check(0 < self.patch_share <= 1, f"--patch-share is a share above 0, not {self.patch_share}")
+        for name in ("patch_share", "read_share", "mixed"):
+            check(0 < getattr(self, name) <= 1, f"--{_flag(name)} is a share above 0, not {getattr(self, name)}")
+        check(0 <= self.average < 1, f"--average is a decay from 0 to below 1, not {self.average}")
         check(bool(self.val_budgets) or not self.val, "--val-budgets: give at least one budget to validate with")
         check(self.cache_teacher is None or self.views > 0, "--cache-teacher needs --views: how many of each image")
         wasted = [size for size in self.cache_resolutions if size not in self.all_resolutions]
@@ -195,6 +213,28 @@ class Distillation:
             return 1.0
         return 1 - past / self.fading if past < self.fading else 0.0
 
+    def budget_at(self, step: int, patches: int) -> int:
+        """The cores of a step whose views have so many patches."""
+        fitting = [
+            (budget, weight)
+            for budget, weight in zip(self.budgets, self.budget_weights, strict=False)
+            if 2 * budget <= patches and weight
+        ]
+        budgets, weights = zip(*fitting, strict=True) if fitting else ((min(self.budgets),), (1.0,))
+        return choose(budgets, weights, self.seed, "budget", step)
+
+    def turn_at(self, step: int, total: int) -> float:
+        """How much of each angle is turned."""
+        return min(1.0, step / total / self.turning) if self.turning else 1.0
+
+    def read_at(self, step: int) -> float:
+        """The share of the patches that the cores read: all, or in every second step less."""
+        return float(self.read_share ** max(0.0, random_at(self.seed, "read", step).uniform(-1, 1)))
+
+    def mixed_at(self, step: int) -> float:
+        """The share of the patches that the student spends: all, or in every third step less, at mixed scale."""
+        return float(self.mixed ** max(0.0, random_at(self.seed, "mixed", step).uniform(-2, 1)))
+
     def whole_patches(self, patch: int) -> Distillation:
         """The same with every crop size rounded to whole patches: so a recipe's sizes fit any teacher."""
         names = ("resolutions", "late_resolutions", "val_resolutions", "cache_resolutions")
@@ -213,15 +253,14 @@ class Distillation:
         return values
 
 
-Settings = Distillation  # the name under which the first release knew it
-
-
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The settings that changed and may not, as `name: was → is`.
 
     What a run of an older version did not record had the default of `Distillation`, which changes nothing.
     """
     defaults = json.loads(json.dumps({f.name: f.default for f in dataclasses.fields(Distillation)}, default=str))
+    if len(saved.get("teacher weights", "")) == 16:  # another kind of digest, which cannot be compared
+        saved = {**saved, "teacher weights": now["teacher weights"]}
     was = {name: saved.get(name, defaults.get(name, value)) for name, value in now.items()} | saved
     names = sorted(was.keys() - CHANGEABLE)
     return [f"{_flag(name)}: {was[name]} → {now.get(name)}" for name in names if was[name] != now.get(name)]

@@ -114,11 +114,11 @@ def index_images(sources: Sequence[str]) -> TrainingImages:
         if path.is_dir():
             found = [_cached(path, _index_folder)]
             if not len(found[0]):  # a folder of shards
-                found = [_cached(shard, _index_tar) for shard in sorted(path.glob("*.tar"))]
+                found = [_cached(shard, index_tar) for shard in sorted(path.glob("*.tar"))]
         elif path.suffix == ".tar":
-            found = [_cached(path, _index_tar)]
+            found = [_cached(path, index_tar)]
         elif path.suffix == ".txt":
-            found = [_index_list(path)]
+            found = [index_list(path)]
         else:
             raise InputError(f"{path}: images are given as folders, .txt lists or .tar shards")
         if not sum(map(len, found)):
@@ -168,7 +168,7 @@ def _index_folder(folder: Path) -> tuple[Part, dict[str, Any]]:
     return _pack(str(folder), sorted([*found.images, *found.special])), found.stamps
 
 
-def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
+def index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
     names, offsets, sizes = [], [], []
     try:
         with tarfile.open(shard, "r:") as tar:
@@ -185,13 +185,18 @@ def _index_tar(shard: Path) -> tuple[Part, dict[str, Any]]:
     return part, _shard_stamp(shard)
 
 
-def _index_list(path: Path) -> Part:
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+def index_list(path: Path) -> Part:
+    return _pack(str(path.parent), names_in(path.read_bytes(), path))
+
+
+def names_in(content: bytes, where: str | Path) -> list[str]:
+    """The names that a list holds, one a line."""
+    lines = content.decode("utf-8", "surrogateescape").splitlines()
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     for number, name in enumerate(names, 1):
         if "\0" in name:
-            raise InputError(f"{path}: its entry {number} holds a NUL byte, which no file's name does; is it text?")
-    return _pack(str(path.parent), names)
+            raise InputError(f"{where}: its entry {number} holds a NUL byte, which no file's name does; is it text?")
+    return names
 
 
 def _pack(root: str, names: list[str]) -> Part:

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from veca.config import model_config
+from veca.config import VecaConfig, model_config
 from veca.distill.convert import Report, copy_patch_embedding, copy_teacher, student_config
-from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, hint_loss
+from veca.distill.growing import grow_bank, wake_rotation
+from veca.distill.losses import Loss, Moments, Standard, Standards, distillation_loss, gram_loss, hint_loss
 from veca.distill.settings import Distillation
 from veca.errors import InputError
+from veca.mixed import choose_cells
 from veca.model import Veca
+from veca.scan import spread
 from veca.teachers import Teacher, TeacherOutput
 from veca.weights import load
+
+GRAM_PATCHES = 256  # of an image, drawn each step: pairs grow with the square
 
 
 def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Report]:
     """A model with the weights it starts from, and what came from where."""
     chosen: dict[str, Any] = {"attention": settings.attention}
+    if settings.bank:
+        chosen["bank"] = settings.bank
     if settings.rope_zero_fraction is not None:
         chosen["rope_zero_fraction"] = settings.rope_zero_fraction
     if settings.init not in ("patch-embedding", "teacher", "fresh"):
         model = load(_model_folder(settings.init))
+        report = Report(copied=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
         if model.config.feature_width != teacher.width:
             raise InputError(
                 f"{settings.init} gives features {model.config.feature_width} wide, the teacher {teacher.width}: "
@@ -33,12 +41,18 @@ def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Repor
             )
         if settings.attention == "dense" and model.config.attention != "dense":
             raise InputError(f"--attention dense: {settings.init} has core attention, and goes on with it")
-        if settings.rope_zero_fraction not in (None, model.config.rope_zero_fraction):
+        if settings.turning and not model.config.turns:
+            model = wake_rotation(model, chosen.get("rope_zero_fraction", VecaConfig.rope_zero_fraction))
+            report.notes.append("rotation: grows from nothing; the cores may move")
+        elif settings.rope_zero_fraction not in (None, model.config.rope_zero_fraction):
             raise InputError(
                 f"--rope-zero-fraction {settings.rope_zero_fraction}: {settings.init} has "
-                f"{model.config.rope_zero_fraction}, and goes on with it"
+                f"{model.config.rope_zero_fraction}, and goes on with it "
+                "(--turning lets a model without rotation learn it)"
             )
-        report = Report(copied=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
+        if settings.bank not in (0, model.config.bank):
+            model = grow_bank(model, settings.bank)
+            report.notes.append(f"bank: {settings.bank} cores, the new ones as grey patches where none sat")
     elif settings.student == "teacher":
         model = Veca(student_config(teacher, **chosen))
         report = copy_teacher(model, teacher)
@@ -83,8 +97,16 @@ class Student(nn.Module):
         hint_standard: Standard | None,
         forced: float,  # how much of the patches that enter a block is the teacher's; 0: the student runs freely
         share: float = 1.0,  # of the patches that are computed where forced is 1; the cores still read all
+        read: float = 1.0,  # of the patches that the cores read
+        turn: float = 1.0,  # how much of each angle is turned
+        gram_weight: float = 0.0,
+        mixed: float = 1.0,  # share of the patches that is spent at mixed scale, where the student runs freely
     ) -> Loss:
-        """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches."""
+        """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches.
+
+        At mixed scale all patches are read. The dense output is compared with all of the teacher's patches, and what
+        leaves a block with the teacher's averaged over each cell.
+        """
         hints, given = hint_weight > 0, target.layers
         assert given is not None or not forced
         fed, looking = None, None
@@ -98,16 +120,31 @@ class Student(nn.Module):
                 looking = choose_patches(target.patches.shape[1], share, images.device)
             if looking is not None:
                 target = TeacherOutput(target.cls, target.patches[:, looking], given[:, :, looking])
+        patch, cells, reading = self.model.patch_size, None, None
+        if mixed < 1 and not forced:
+            cells = choose_cells(images, patch, mixed)
+        else:
+            reading = even_share(images.shape[-2:], patch, read, images.device)
         layers = self.model.forward_layers(
-            images, cores, forced_patches=fed, forcing=forced, looking=looking, last_only=not hints
-        )
+            images, cores, forced_patches=fed, forcing=forced, looking=looking, reading=reading, turn=turn,
+            cells=cells, last_only=not hints,
+        )  # fmt: skip
         cls, patches = self.model.output(layers.cores[-1][:, 0]), self.model.output(layers.patches[-1])
+        if cells is not None:
+            patches = cells.spread(patches)
         loss = distillation_loss(cls, patches, target.cls, target.patches, standards)
         if hints:
             assert target.layers is not None
             assert hint_standard is not None
-            hint = hint_weight * hint_loss(layers.patches, target.layers, hint_standard)
+            theirs = map(cells.averaged, target.layers) if cells is not None else target.layers
+            hint = hint_weight * hint_loss(layers.patches, theirs, hint_standard)
             loss = loss._replace(total=loss.total + hint, hints=hint)
+        if gram_weight:
+            some = choose_patches(patches.shape[1], GRAM_PATCHES / patches.shape[1], images.device)
+            both = [side if some is None else side[:, some] for side in (patches, target.patches)]
+            if standards is not None:
+                both = [standards.patches(side.float()) for side in both]
+            loss = loss._replace(total=loss.total + gram_weight * gram_loss(*both))
         return loss
 
 
@@ -116,6 +153,16 @@ def choose_patches(count: int, share: float, device: torch.device) -> Tensor | N
     if share >= 1:
         return None
     return torch.randperm(count)[: max(1, round(share * count))].sort().values.to(device)
+
+
+def even_share(size: Sequence[int], patch: int, share: float, device: torch.device) -> Tensor | None:
+    """As many patches as a scan with this `share` reads, as evenly spread, but others in every step."""
+    if share >= 1:
+        return None
+    grid = (size[0] // patch, size[1] // patch)
+    patches = spread(torch.arange(grid[0] * grid[1]), grid)
+    first = int(torch.randint(len(patches), ()))
+    return patches.roll(-first)[: max(1, round(share * len(patches)))].sort().values.to(device)
 
 
 @torch.no_grad()

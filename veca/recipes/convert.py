@@ -18,7 +18,7 @@ class Convert(Distillation):
     hardware  two CPU cores: six hours for a ViT-S/14 with --cache-teacher DIR --cache-resolutions 196 --views 3
               (36 GB of disk)
     expects   a standardised dense cosine of 0.84 at 64 cores and 0.76 at 8 already after 1,400 steps, 78 minutes;
-              go on from there at a tenth of the rate (docs/pilots.md)
+              go on from there at a tenth of the rate (docs/research/pilots.md)
 
     veca distill convert --train 'photos-{000..005}.tar' --val photos-006.tar --teacher teacher/ --out runs/convert
     """

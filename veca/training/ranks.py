@@ -22,7 +22,7 @@ from veca.errors import InputError
 class Ranks:
     """This process among those that `torchrun` started; alone, every method is trivial."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, patience: timedelta = timedelta(hours=2)) -> None:
         self.rank = int(os.environ.get("RANK", 0))
         self.count = int(os.environ.get("WORLD_SIZE", 1))
         self.device = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
@@ -30,13 +30,17 @@ class Ranks:
             store, _, _ = next(rendezvous("env://", self.rank, self.count))
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             own = fresh_store(store, self.rank, self.count)
-            # Ranks also wait for each other while images are listed and the teacher's features are computed.
-            patience = timedelta(hours=2)
+            # Hours, for ranks also wait for each other while images are listed and the teacher's features computed.
             dist.init_process_group(backend, store=own, rank=self.rank, world_size=self.count, timeout=patience)
 
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """All of them; None where there is one."""
+        return None if self.count == 1 else dist.group.WORLD
 
     def say(self, text: str) -> None:
         if self.first:

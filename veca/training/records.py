@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 from veca.files import write_text
+from veca.progress import progress_bar
 
 METRICS = "metrics.jsonl"
 SILENCE = 30  # seconds after which a log without a terminal says where the run is
@@ -47,10 +48,7 @@ class Records:
             except (ImportError, OSError) as error:
                 self.warn(f"no TensorBoard records ({error})")
         if sys.stdout.isatty():
-            self.progress = Progress(
-                BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"),
-                console=Console(),
-            )  # fmt: skip
+            self.progress = progress_bar(MofNCompleteColumn(), console=Console())
             self.task = self.progress.add_task("", total=total, completed=start)
             self.progress.start()
 
