@@ -52,12 +52,10 @@ def start(model_folder: Path) -> Iterator[Callable[..., Server]]:
 
     yield starter
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(timeout=10)
+        server.end()
 
 
 @pytest.fixture(scope="session")
 def server(start: Callable[..., Server]) -> Server:
-    """A service with a long delay and ample bounds, shared by the tests that do not disturb it."""
-    return start("--size", "96", "--max-size", "256", "--delay", "30ms", "--threads", "1")
+    """A service with ample bounds, shared by the tests that do not disturb it."""
+    return start("--size", "96", "--max-size", "256", "--threads", "1")

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
-import queue
-import signal
 import socket
-import subprocess
-import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import numpy as np
 import torch
+from listening import Listening
 from PIL import Image
 
 from veca import Veca, VecaOutput, preprocess
+from veca.serve.command import server_of
+from veca.serve.service import Service
+from veca.serve.settings import ServeSettings
 
 # One client for all: each new one would read every certificate of the machine, which plain HTTP never needs.
 HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=8))
 
 
-class Server:
-    """The process, its address, and what it wrote to stderr."""
-
+class Server(Listening):
     def __init__(self, model: Path, *arguments: str, token: str | None = None, cwd: Path | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "VECA_TOKEN"}
         if token is not None:
@@ -33,28 +34,7 @@ class Server:
         if cwd is not None:
             environment["TMPDIR"] = str(cwd)
         words = ["serve", "--model", str(model), "--port", "0", "--dtype", "float32", *arguments]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "veca.cli", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=cwd,
-        )
-        self.log: list[str] = []
-        lines: queue.Queue[str] = queue.Queue()
-        self.readers = [
-            threading.Thread(target=lambda: [lines.put(line) for line in self.process.stdout or ()], daemon=True),
-            threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True),
-        ]
-        for reader in self.readers:
-            reader.start()
-        try:
-            self.url = lines.get(timeout=120).rsplit(" at ", 1)[1].strip()
-        except (queue.Empty, IndexError):
-            self.process.kill()
-            raise AssertionError(f"the service did not start: {''.join(self.log)}") from None
-        self.port = int(self.url.rsplit(":", 1)[1])
+        super().__init__(words, environment, cwd)
 
     def memory(self) -> float:
         """Resident megabytes."""
@@ -75,15 +55,6 @@ class Server:
         text = HTTP.get(f"{self.url}/metrics", headers=headers).text
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return sum(float(value) for series, value in lines if series.split("{")[0] == name)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout=60)
-        finally:
-            self.process.kill()
-            for reader in self.readers:
-                reader.join(timeout=10)
 
 
 def raw(port: int, data: bytes, timeout: float = 60.0) -> bytes:
@@ -116,3 +87,34 @@ def expected(library: Veca, body: bytes, size: int, cores: int) -> VecaOutput:
     """The library's features of an upload."""
     out: VecaOutput = library(preprocess(body, size=size, patch_size=16), cores=cores)
     return out
+
+
+class InThread(Server):
+    """The service in a thread of the test, which can then hold its model; otherwise the same as the process."""
+
+    def __init__(self, model: Veca, settings: ServeSettings) -> None:
+        self.let_go = threading.Event()  # for a test that holds the model
+        self.service = Service(model, settings)
+        self.engine = self.service.engine
+        self.service.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = server_of(self.service, None)
+        self.thread = threading.Thread(target=self.server.run, args=([listener],))
+        self.thread.start()
+
+    def stop(self) -> int:
+        self.server.should_exit = True
+        self.thread.join(timeout=60)
+        self.service.stop()
+        faulthandler.cancel_dump_traceback_later()  # the service's last resort, which would end the tests
+        return 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in 30 s")

@@ -6,17 +6,18 @@ import json
 import select
 import socket
 import struct
-import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import veca
 from veca.cli import main
+from veca.serve.settings import ServeSettings
 
-from .process import HTTP, Server, head, picture, raw
+from .process import HTTP, InThread, Server, head, picture, raw, wait_until
 
 AUTHORISED = {"Authorization": "Bearer open-sesame"}
 
@@ -31,10 +32,14 @@ def tight(start: Callable[..., Server]) -> Server:
     )
 
 
-@pytest.fixture(scope="module")
-def waiting(start: Callable[..., Server]) -> Server:
-    """A batch waits an hour for company, so that a request ends only by its own time limit."""
-    return start("--size", "64", "--threads", "1", "--delay", "60m", "--timeout", "3s", "--queue", "3")
+@pytest.fixture
+def held(library: veca.Veca) -> Iterator[InThread]:
+    """The model is held by somebody else, so that a request ends only by its own time limit."""
+    service = InThread(library, ServeSettings(size=64, threads=1, timeout=3.0, queue=3))
+    service.engine.submit(service.let_go.wait, 16)
+    yield service
+    service.let_go.set()
+    service.stop()
 
 
 def bomb(side: int) -> bytes:
@@ -161,32 +166,26 @@ def test_what_is_not_http_gets_json_too(tight: Server) -> None:
     assert reason(raw(tight.port, b"GET /" + b"a" * 100_000)) == (400, "bad_http")
 
 
-def test_time_and_queue_are_bounded_and_given_up_requests_cost_nothing(waiting: Server) -> None:
+def test_time_and_queue_are_bounded_and_given_up_requests_cost_nothing(held: InThread) -> None:
     def ask(seed: int) -> tuple[int, str, str | None]:
-        answer = HTTP.post(f"{waiting.url}/v1/features", content=picture(seed))
+        answer = HTTP.post(f"{held.url}/v1/features", content=picture(seed))
         return answer.status_code, answer.json()["error"]["reason"], answer.headers.get("retry-after")
 
-    ran = waiting.metric("veca_batch_size_count")
+    ran = held.metric("veca_model_seconds_count")
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
     assert set(answers) == {(504, "timeout", "1"), (503, "queue_full", "1")}
     assert answers.count((504, "timeout", "1")) >= 3
-    with socket.create_connection(("127.0.0.1", waiting.port), 60) as connection:
+    with socket.create_connection(("127.0.0.1", held.port), 60) as connection:
         connection.sendall(head("/v1/features", len(picture(9))) + picture(9))
-        wait_until(lambda: waiting.metric("veca_queue") == 1)
-    wait_until(lambda: waiting.metric("veca_queue") == 0)  # the client left, and its place is free
-    text = HTTP.get(f"{waiting.url}/metrics").text
+        wait_until(lambda: held.metric("veca_queue") == 1)
+    wait_until(lambda: held.metric("veca_queue") == 0)  # the client left, and its place is free
+    text = HTTP.get(f"{held.url}/metrics").text
     assert 'veca_rejected_total{reason="client_gone"} 1.0' in text
-    assert waiting.metric("veca_batch_size_count") == ran  # the model was not asked
-    assert HTTP.get(f"{waiting.url}/readyz").status_code == 200
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in 30 s")
+    assert held.metric("veca_model_seconds_count") == ran  # the model was not asked
+    assert HTTP.get(f"{held.url}/healthz").status_code == 503  # it hangs for longer than anybody waits
+    held.let_go.set()
+    wait_until(lambda: HTTP.get(f"{held.url}/readyz").status_code == 200)
 
 
 def test_mistakes_of_the_operator_are_one_line(
@@ -198,7 +197,8 @@ def test_mistakes_of_the_operator_are_one_line(
         (["--model", str(model_folder), "--port", "0", "--cores", "65"], "--cores must lie between 1 and 64"),
         (["--size", "2000"], "--size 2000 is over --max-size 1024"),
         (["--queue", "0"], "--queue must be at least 1"),
-        (["--min-size", "64"], "--min-size has a meaning only with --slo"),
+        (["--min-size", "64"], "an elastic service needs --slo and --min-size"),
+        (["--slo", "500ms"], "an elastic service needs --slo and --min-size"),
         (["--token-file", "nowhere"], "--token-file nowhere cannot be read"),
     ]:
         assert main(["serve", *arguments]) == 2
@@ -213,5 +213,5 @@ def test_help_states_every_bound(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for name in ("max-bytes", "max-pixels", "queue", "timeout", "client-timeout", "connections", "threads", "decoders"):
         assert f"--{name}" in printed
-    for name in ("slo", "min-cores", "min-size", "batch", "delay", "host", "port", "token-file", "max-size"):
+    for name in ("slo", "min-size", "host", "port", "token-file", "max-size"):
         assert f"--{name}" in printed

@@ -17,11 +17,12 @@ from attack import images
 from PIL import Image
 
 from veca import Veca
-from veca.serve.engine import Ticket
 from veca.serve.service import Service
-from veca.serve.settings import Settings
+from veca.serve.settings import ServeSettings
 
-from .process import HTTP, Server, head, picture, raw
+from .process import HTTP, Server, head, picture, raw, wait_until
+
+pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +65,10 @@ def test_bombs_inside_every_bound_are_refused_undecoded(server: Server, bomb: Ca
     assert asks(server, picture(0)) == (200, "")
 
 
-def test_what_takes_too_long_is_ended_and_others_are_served(hasty: Server) -> None:
+def test_what_takes_too_long_is_ended_and_others_are_served(start: Callable[..., Server]) -> None:
     """As many slow files as there are decoders, and more; a thread would go on with each of them."""
-    slow = images.jpeg_of_scans(scans=40)  # few enough to be tried
+    hasty = start("--size", "64", "--max-size", "2048", "--threads", "1", "--timeout", "400ms")
+    slow = images.jpeg_of_scans(scans=50)  # few enough to be tried, and a second or more on any machine
     before = children(hasty)
     with ThreadPoolExecutor(5) as pool:
         answers = [pool.submit(asks, hasty, slow) for _ in range(5)]
@@ -87,14 +89,12 @@ def test_a_process_that_dies_is_replaced(hasty: Server) -> None:
 
 
 def test_health_is_false_while_the_model_takes_longer_than_anybody_waits(library: Veca) -> None:
-    service = Service(library, Settings(timeout=0.01, size=64, threads=1))
-    service.engine.start((4, 4))
+    service = Service(library, ServeSettings(timeout=0.01, size=64, threads=1))
+    service.engine.start()
     try:
         assert service.alive
-        grid = (96, 96)
-        answer = service.engine.submit(
-            Ticket(np.zeros((16 * grid[0], 16 * grid[1], 3), np.uint8), grid, 64, dense=False)
-        )
+        large = np.zeros((16 * 96, 16 * 96, 3), np.uint8)
+        answer = service.engine.submit(lambda: service._compute(large, 64, False), 96 * 96)
         seen = set()
         while not answer.done():
             seen.add(service.alive)
@@ -144,10 +144,10 @@ def alive(process: int) -> bool:
 
 
 def test_a_page_that_nobody_waits_for_keeps_its_place_until_it_is_built(start: Callable[..., Server]) -> None:
-    server = start("--size", "64", "--threads", "1", "--timeout", "300ms")
+    server = start("--size", "64", "--threads", "1", "--timeout", "100ms")
 
     def page(seed: int) -> tuple[int, str]:
-        return asks(server, picture(seed), "/v1/explore?size=512")
+        return asks(server, picture(seed), "/v1/explore?size=640")
 
     answers: set[tuple[int, str]] = set()
     with ThreadPoolExecutor(8) as pool:
@@ -211,11 +211,3 @@ def test_a_slash_too_many_is_not_found(server: Server) -> None:
     answer = raw(server.port, request)
     assert answer.startswith(b"HTTP/1.1 404")
     assert b"evil.example" not in answer
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in 30 s")

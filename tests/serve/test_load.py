@@ -13,11 +13,14 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 
 import veca
 
 from .process import HTTP, Server, expected, head, picture, raw
 from .test_bounds import bomb, wait_until
+
+pytestmark = pytest.mark.end_to_end
 
 AUTHORISED = {"Authorization": "Bearer open-sesame"}
 SEND = "Authorization: Bearer open-sesame"
@@ -27,7 +30,7 @@ def test_two_thousand_requests_a_tenth_of_them_hostile(
     start: Callable[..., Server], library: veca.Veca, tmp_path: Path
 ) -> None:
     server = start(
-        *("--size", "48", "--max-size", "128", "--threads", "1", "--client-timeout", "3s", "--delay", "2ms"),
+        *("--size", "48", "--max-size", "128", "--threads", "1", "--client-timeout", "3s"),
         *("--max-bytes", "100kB", "--max-pixels", "250000"),
         token="open-sesame",
         cwd=tmp_path,
@@ -124,7 +127,7 @@ def test_two_thousand_requests_a_tenth_of_them_hostile(
 
 
 def test_sigterm_loses_no_accepted_request(start: Callable[..., Server], library: veca.Veca) -> None:
-    server = start("--size", "64", "--threads", "1", "--delay", "2s", "--batch", "64")
+    server = start("--size", "1024", "--threads", "1", "--timeout", "5m")
     bodies = [picture(seed) for seed in range(8)]
     late = picture(8)
 
@@ -134,7 +137,7 @@ def test_sigterm_loses_no_accepted_request(start: Callable[..., Server], library
     with ThreadPoolExecutor(8) as pool, socket.create_connection(("127.0.0.1", server.port), 60) as uploading:
         answers = [pool.submit(ask, body) for body in bodies]
         uploading.sendall(head("/v1/features", len(late), "Connection: close") + late[:100])
-        wait_until(lambda: server.metric("veca_queue") == 8)
+        wait_until(lambda: server.metric("veca_queue") >= 4)
         server.process.terminate()
         wait_until(lambda: refuses(server.port))
         uploading.sendall(late[100:])  # accepted before the signal, so it is answered
@@ -142,7 +145,7 @@ def test_sigterm_loses_no_accepted_request(start: Callable[..., Server], library
         assert rest.startswith(b"HTTP/1.1 200"), rest[:200]
         for body, future in zip(bodies, answers, strict=True):
             assert future.result().status_code == 200
-            wanted = expected(library, body, 64, 64).cls[0]
+            wanted = expected(library, body, 1024, 64).cls[0]
             np.testing.assert_allclose(future.result().json()["cls"], wanted, atol=1e-5)
     assert server.process.wait(timeout=60) == 0
     assert "Traceback" not in "".join(server.log)
@@ -156,10 +159,9 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Server], library: veca.Veca) -> None:
+def test_under_load_the_size_falls_and_rises_again(start: Callable[..., Server], library: veca.Veca) -> None:
     server = start(
-        *("--size", "1024", "--threads", "1", "--batch", "4", "--queue", "128"),
-        *("--slo", "1s", "--min-cores", "12", "--min-size", "512"),
+        *("--size", "1024", "--threads", "1", "--queue", "128", "--timeout", "5m", "--slo", "1s", "--min-size", "512"),
     )
     body = picture(1)
     url = f"{server.url}/v1/features"
@@ -168,9 +170,9 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
         own = "?size=320&cores=40" if index % 16 == 15 else ""
         return clients[index % 4].post(url + own, content=body)
 
-    clients = [httpx.Client(timeout=60) for _ in range(4)]
+    clients = [httpx.Client(timeout=300) for _ in range(4)]
     with ThreadPoolExecutor(64) as pool:
-        asked = [pool.submit(ask, index) for index in range(160)]
+        asked = [pool.submit(ask, index) for index in range(96)]
         health = [0, 0]  # asked, and asked while the model was at work
         while not all(future.done() for future in asked):
             assert HTTP.get(f"{server.url}/healthz").status_code == 200
@@ -182,13 +184,12 @@ def test_under_load_budget_and_size_fall_and_rise_again(start: Callable[..., Ser
     used = [(answer.json()["size"], answer.json()["cores"]) for answer in answers]
     own, ours = used[15::16], [item for index, item in enumerate(used) if index % 16 != 15]
     assert set(own) == {(320, 40)}
-    assert min(cores for _, cores in ours) == 12
     assert min(size for size, _ in ours) < 1024
-    assert all(512 <= size <= 1024 and 12 <= cores <= 64 for size, cores in ours)
-    for answer, (size, cores) in zip(answers[:: len(answers) // 10], used[:: len(answers) // 10], strict=True):
+    assert all(512 <= size <= 1024 and cores == 64 for size, cores in ours)
+    for answer, (size, cores) in zip(answers[::12], used[::12], strict=True):
         assert (answer.headers["x-veca-size"], answer.headers["x-veca-cores"]) == (str(size), str(cores))
         np.testing.assert_allclose(answer.json()["cls"], expected(library, body, size, cores).cls[0], atol=1e-5)
-    lowest = min((index for index in range(160) if index % 16 != 15), key=lambda index: used[index])
+    lowest = min((index for index in range(96) if index % 16 != 15), key=lambda index: used[index])
     assert answers[lowest].json()["lowered"] is True
 
     def recovered() -> bool:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
-from .process import Server, picture
+from veca import Veca
+from veca.serve.settings import ServeSettings
+
+from .process import InThread, Server, picture
 from .test_bounds import bomb
 
 SECONDS = 60_000  # of patience, in milliseconds
@@ -106,6 +109,49 @@ def test_errors_are_shown_in_words(service: Server, browser: Browser) -> None:
     assert tab.foreign(service) == []
     # Chromium itself notes every answer over 400 in the console; the page adds nothing to that.
     assert all("Failed to load resource" in error for error in tab.errors)
+    context.close()
+
+
+def test_what_took_too_long_can_be_tried_with_less(library: Veca, tab: Watched) -> None:
+    service = InThread(library, ServeSettings(size=64, threads=1, timeout=2.0, max_size=512))
+    try:
+        tab.page.goto(service.url)
+        sizes = tab.page.locator("#size option").all_inner_texts()
+        assert sizes == ["112 pixels", "224 pixels", "336 pixels", "448 pixels, the usual"]
+        budgets = tab.page.locator("#cores option").all_inner_texts()
+        assert budgets == ["every budget, with a slider", "only 8", "only 16", "only 32", "only 64"]
+        service.service.explorer.submit(service.let_go.wait)  # somebody else's page is being built
+        tab.drop(picture(1))
+        tab.status("This took too long with 448 pixels and every budget. Less of either takes less time.")
+        again = tab.page.get_by_role("button", name="Try again with 448 pixels and 64 cores")
+        expect(again).to_be_visible()
+        again.click()
+        tab.status("This took too long with 448 pixels and 64 cores. Less of either takes less time.")
+        service.service.settings.__dict__["timeout"] = 60.0
+        service.let_go.set()
+        tab.page.get_by_role("button", name="Try again with 336 pixels and 64 cores").click()
+        tab.page.wait_for_url("blob:**")
+        expect(tab.page.locator(".map figcaption")).to_contain_text("28 × 21 patches", timeout=SECONDS)
+        expect(tab.page.locator("#budget")).to_be_hidden()
+        asked = [address.split("?")[1] for address in tab.addresses if "/v1/explore" in address]
+        assert asked == ["size=448", "size=448&cores=64", "size=336&cores=64"]
+        assert all("Failed to load resource" in error for error in tab.errors)  # Chromium's own note of each 504
+    finally:
+        service.let_go.set()
+        service.stop()
+
+
+def test_the_size_and_the_budget_can_be_chosen(server: Server, browser: Browser) -> None:
+    context = browser.new_context()
+    tab = Watched(context)
+    tab.page.goto(server.url)
+    tab.page.get_by_label("Size of the picture the model sees").select_option("112")
+    tab.page.get_by_label("Cores").select_option("16")
+    tab.drop(picture(5))
+    tab.page.wait_for_url("blob:**")
+    expect(tab.page.locator(".map figcaption")).to_contain_text("9 × 7 patches", timeout=SECONDS)
+    assert [address.split("?")[1] for address in tab.addresses if "/v1/explore" in address] == ["size=112&cores=16"]
+    assert tab.errors == []
     context.close()
 
 

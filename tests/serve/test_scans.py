@@ -83,8 +83,8 @@ def test_a_look_along_a_served_scan_is_the_forward_pass(server: Server, library:
 def test_a_served_scan_is_a_scan_file_as_any_other(server: Server, library: Veca, tmp_path: Path) -> None:
     answer = scan(server, query="?cores=9&share=0.5")
     assert answer.headers["content-type"] == "application/octet-stream"
-    used = [answer.headers[f"x-veca-{name}"] for name in ("model", "image", "cores", "lowered", "grid")]
-    assert used == ["little", "203x117", "9", "false", "7x12"]
+    used = [answer.headers[f"x-veca-{name}"] for name in ("model", "image", "cores", "grid")]
+    assert used == ["little", "203x117", "9", "7x12"]
     (tmp_path / "photo.png").write_bytes(PHOTO)
     (tmp_path / "photo.scan").write_bytes(answer.content)
     found = veca.open_scan(tmp_path / "photo.scan", tmp_path / "photo.png", library)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .process import Server
 
 
+@pytest.mark.end_to_end
 def test_schemathesis_finds_no_server_error(server: Server, tmp_path: Path) -> None:
     # Bytes that are "an image" to the description need not be one: refusing data that fits it is no failure here.
     run = subprocess.run(

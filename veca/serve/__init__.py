@@ -1,1 +1,1 @@
-"""The HTTP service: `veca serve`. Requests → bodies → decode → engine (batches, elastic budgets) → answers."""
+"""The HTTP service: `veca serve`. Requests → bodies → decode → engine (the model, elastic sizes) → answers."""

@@ -35,25 +35,25 @@ class Wishes(BaseModel):
 
 
 class FeatureWishes(Wishes):
-    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service chooses.")
+    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service's own.")
     dense: bool = Field(False, description="Also a feature for every patch.")
     format: Literal["json", "npz"] = "json"
 
 
 class SimilarityWishes(Wishes):
-    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service chooses.")
+    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service's own.")
     x: float | None = Field(None, ge=0, description="Point in the first image, in its pixels from the left.")
     y: float | None = Field(None, ge=0, description="… and from the top.")
     format: Literal["png", "npz", "json"] = "png"
 
 
 class ExploreWishes(Wishes):
-    pass
+    cores: int | None = Field(None, ge=1, description="Core budget. Without it the page holds several, and a slider.")
 
 
 class ScanWishes(Wishes):
     size: int | None = Field(None, ge=1, description="Shorter side in pixels. Without it the photo's own size.")
-    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service chooses.")
+    cores: int | None = Field(None, ge=1, description="Core budget. Without it the service's own.")
     share: float = Field(1.0, gt=0, le=1, description="The cores read an even share of the patches.")
 
 
@@ -86,9 +86,9 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
         check(service, wishes.size, wishes.cores)
         async with service.hand(request, ("image",)) as hand:
             result = await service.features(hand, "image", wishes.size, wishes.cores, wishes.dense)
-            values = {**used(service, result), "cls": result.answer.cls}
-            if result.answer.patches is not None:
-                values["patches"] = result.answer.patches
+            values = {**used(service, result), "cls": result.cls}
+            if result.patches is not None:
+                values["patches"] = result.patches
             body = await service.encode(hand, encode_npz if wishes.format == "npz" else encode_json, values)
         return HeldResponse(service.memory, body, MEDIA[wishes.format], headers(service, result))
 
@@ -107,13 +107,13 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
                 message = "give a point (x and y), or a second image as the form field 'other'"
                 raise Problem(422, "missing_point", message)
             first, second = await both(service, hand, wishes)
-            query = first.answer.cls
+            query = first.cls
             if wishes.x is not None and wishes.y is not None:
                 query = patch_of(first, wishes.x, wishes.y)
             values = cosine(query, second)
             about = {**used(service, second), "low": float(values.min()), "high": float(values.max())}
             if second is not first:
-                about["global"] = float(cosine_map(tensor(first.answer.cls), tensor(second.answer.cls[None]))[0])
+                about["global"] = float(cosine_map(tensor(first.cls), tensor(second.cls[None]))[0])
             if wishes.format == "png":
                 body = await service.encode(hand, encode_png, values, second.picture.pixels.shape[:2])
             else:
@@ -125,10 +125,10 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
     @api.post("/v1/explore", response_class=HTMLResponse)
     async def explore(request: Request, wishes: Annotated[ExploreWishes, Query()]) -> Response:
         """The explorer: one page, whole in itself, on which to play with the features of the photo."""
-        check(service, wishes.size, None)
-        size = wishes.size or min(448, service.settings.max_size)
+        check(service, wishes.size, wishes.cores)
+        size = wishes.size or service.page_size
         async with service.hand(request, ("image",)) as hand:
-            text = await service.page(hand, "image", size)
+            text = await service.page(hand, "image", size, wishes.cores)
         used = {"X-Veca-Model": ascii_only(service.name), "X-Veca-Size": str(size)}
         return HeldResponse(service.memory, text.encode(), "text/html; charset=utf-8", used)
 
@@ -137,13 +137,12 @@ def create_app(service: Service, token: bytes | None = None) -> ASGIApp:
         """The scan of a photo, a file for the client to keep: with it, /v1/look gives any part of the photo."""
         check(service, wishes.size, wishes.cores)
         async with service.hand(request, ("image",)) as hand:
-            body, picture, cores = await service.scan(hand, wishes.size, wishes.cores, wishes.share)
+            body, picture = await service.scan(hand, wishes.size, wishes.cores, wishes.share)
         height, width = picture.pixels.shape[:2]
         used = {
             "X-Veca-Model": ascii_only(service.name),
             "X-Veca-Image": f"{width}x{height}",
-            "X-Veca-Cores": str(cores),
-            "X-Veca-Lowered": str(wishes.cores is None and cores < service.best.cores).lower(),
+            "X-Veca-Cores": str(wishes.cores or service.cores),
             "X-Veca-Grid": "{}x{}".format(*picture.grid),
         }
         return HeldResponse(service.memory, body, MEDIA["scan"], used)
@@ -229,6 +228,10 @@ def page(name: str, service: Service, asks_token: bool) -> str:
         "MAX_BYTES": str(settings.max_bytes),
         "MAX_PIXELS": str(settings.max_pixels),
         "TOKEN": "true" if asks_token else "false",
+        "SIZE": str(service.page_size),
+        "MAX_SIZE": str(settings.max_size),
+        "PATCH": str(service.patch_size),
+        "BANK": str(service.bank),
     }.items():
         text = text.replace(f"{{{{{key}}}}}", value.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;"))
     return text
@@ -244,13 +247,13 @@ def check(service: Service, size: int | None, cores: int | None) -> None:
 
 
 async def both(service: Service, hand: Hand, wishes: SimilarityWishes) -> tuple[Result, Result]:
-    """Features of the first and the second image (the same where there is one), at one and the same budget."""
-    rung = service.engine.rung()
+    """Features of the first and the second image (the same where there is one), at one and the same size."""
+    size = service.engine.size()
     if "other" not in hand.images:
-        result = await service.features(hand, "image", wishes.size, wishes.cores, True, rung)
+        result = await service.features(hand, "image", wishes.size, wishes.cores, True, size)
         return result, result
     tasks = [
-        asyncio.ensure_future(service.features(hand, name, wishes.size, wishes.cores, dense, rung))
+        asyncio.ensure_future(service.features(hand, name, wishes.size, wishes.cores, dense, size))
         for name, dense in (("image", wishes.x is not None), ("other", True))
     ]
     try:
@@ -264,18 +267,18 @@ async def both(service: Service, hand: Hand, wishes: SimilarityWishes) -> tuple[
 
 def patch_of(result: Result, x: float, y: float) -> np.ndarray[Any, Any]:
     """The feature of the patch under a point of the uploaded photo."""
-    assert result.answer.patches is not None
+    assert result.patches is not None
     try:
-        index = patch_at(x, y, (result.picture.width, result.picture.height), result.answer.grid)
+        index = patch_at(x, y, (result.picture.width, result.picture.height), result.picture.grid)
     except InputError as error:
         raise Problem(422, "bad_parameter", str(error)) from None
-    return np.asarray(result.answer.patches.reshape(-1, result.answer.patches.shape[-1])[index])
+    return np.asarray(result.patches.reshape(-1, result.patches.shape[-1])[index])
 
 
 def cosine(query: np.ndarray[Any, Any], result: Result) -> np.ndarray[Any, Any]:  # h×w
-    assert result.answer.patches is not None
-    patches = tensor(result.answer.patches).flatten(0, 1)
-    return cosine_map(tensor(query), patches).reshape(result.answer.grid).numpy()
+    assert result.patches is not None
+    patches = tensor(result.patches).flatten(0, 1)
+    return cosine_map(tensor(query), patches).reshape(result.picture.grid).numpy()
 
 
 def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -287,9 +290,9 @@ def used(service: Service, result: Result) -> dict[str, Any]:
     return {
         "model": service.name,
         "size": result.size,
-        "cores": result.answer.cores,
+        "cores": result.cores,
         "lowered": result.lowered,
-        "grid": list(result.answer.grid),
+        "grid": list(result.picture.grid),
         "image": [result.picture.width, result.picture.height],
     }
 
@@ -303,8 +306,7 @@ def headers(service: Service, result: Result) -> dict[str, str]:
     return {
         "X-Veca-Model": ascii_only(service.name),
         "X-Veca-Size": str(result.size),
-        "X-Veca-Cores": str(result.answer.cores),
+        "X-Veca-Cores": str(result.cores),
         "X-Veca-Lowered": str(result.lowered).lower(),
-        "X-Veca-Grid": "{}x{}".format(*result.answer.grid),
-        "X-Veca-Batch": str(result.answer.batch),
+        "X-Veca-Grid": "{}x{}".format(*result.picture.grid),
     }

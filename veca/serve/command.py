@@ -8,22 +8,23 @@ import logging
 import os
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 from veca.cli import parse
 from veca.errors import InputError, require
-from veca.serve.settings import Settings
+from veca.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from veca.serve.protocol import DrainingServer
+    from veca.serve.service import Service
 
 
 def main(arguments: list[str]) -> int:
-    settings = parse(Settings, arguments, "veca serve")
+    settings = parse(ServeSettings, arguments, "veca serve")
     settings.check()
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, "serve")
-    import uvicorn
-
     from veca.devices import pick_device, pick_dtype
-    from veca.serve.app import create_app
-    from veca.serve.protocol import DrainingServer, GuardedProtocol
     from veca.serve.service import Service
     from veca.weights import load
 
@@ -36,23 +37,7 @@ def main(arguments: list[str]) -> int:
         settings.check_model(model.config)
         service = Service(model, settings)
         service.start()
-        GuardedProtocol.client_seconds = settings.client_timeout
-        GuardedProtocol.max_connections = settings.connections
-        config = uvicorn.Config(
-            create_app(service, token),
-            http=GuardedProtocol,
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            access_log=False,
-            log_level="error",  # not a line for every client that speaks no HTTP
-            server_header=False,
-            proxy_headers=False,
-            # Longer than any accepted request may take, and an end even so.
-            timeout_graceful_shutdown=int(settings.timeout + settings.client_timeout) + 1,
-        )
-        server = DrainingServer(config, service.drain)
-        service.metrics.connections.set_function(lambda: len(server.server_state.connections))
+        server = server_of(service, token)
         # uvicorn raises the signal again once it is done; by then there is nothing left for it to do.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
@@ -68,7 +53,36 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def listen(settings: Settings) -> socket.socket:
+def server_of(service: Service, token: bytes | None) -> DrainingServer:
+    """uvicorn with every choice made: what else is installed must not change how the service speaks HTTP."""
+    import uvicorn
+
+    from veca.serve.app import create_app
+    from veca.serve.protocol import DrainingServer, GuardedProtocol
+
+    settings = service.settings
+    GuardedProtocol.client_seconds = settings.client_timeout
+    GuardedProtocol.max_connections = settings.connections
+    config = uvicorn.Config(
+        create_app(service, token),
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        interface="asgi3",
+        access_log=False,
+        log_level="error",  # not a line for every client that speaks no HTTP
+        server_header=False,
+        proxy_headers=False,
+        # Longer than any accepted request may take, and an end even so.
+        timeout_graceful_shutdown=int(settings.timeout + settings.client_timeout) + 1,
+    )
+    server = DrainingServer(config, service.drain)
+    service.metrics.connections.set_function(lambda: len(server.server_state.connections))
+    return server
+
+
+def listen(settings: ServeSettings) -> socket.socket:
     """The bound socket; a port that is taken is said before the model is loaded."""
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
@@ -85,7 +99,7 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def warn(settings: Settings, token: bytes | None) -> None:
+def warn(settings: ServeSettings, token: bytes | None) -> None:
     try:
         open_to_all = not ipaddress.ip_address(settings.host).is_loopback
     except ValueError:

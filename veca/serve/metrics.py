@@ -18,14 +18,11 @@ class Metrics:
         )
         self.decode_seconds = Histogram("veca_decode_seconds", "Decoding one image", buckets=SECONDS, **own)
         self.wait_seconds = Histogram("veca_wait_seconds", "Waiting for the model", buckets=SECONDS, **own)
-        self.model_seconds = Histogram("veca_model_seconds", "One batch in the model", buckets=SECONDS, **own)
-        self.batch_size = Histogram("veca_batch_size", "Images a batch", buckets=(1, 2, 4, 8, 16, 32, 64), **own)
-        self.cores = Histogram("veca_cores", "Core budget an image", buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64), **own)
+        self.model_seconds = Histogram("veca_model_seconds", "One request in the model", buckets=SECONDS, **own)
         self.queue = Gauge("veca_queue", "Requests in hand: decoding, waiting or in the model", **own)
         self.held = Gauge("veca_held_bytes", "Bytes of uploads, waiting pictures and answers held now", **own)
         self.connections = Gauge("veca_connections", "Open connections", **own)
-        self.rung_cores = Gauge("veca_elastic_cores", "Budget that a request without its own gets now", **own)
-        self.rung_size = Gauge("veca_elastic_size", "Image size that a request without its own gets now", **own)
+        self.size = Gauge("veca_elastic_size", "Image size that a request without its own gets now", **own)
         self.expected = Gauge("veca_expected_seconds", "Estimated time of a request that arrives now", **own)
 
     def text(self) -> bytes:

@@ -41,7 +41,7 @@ USED = {
     "model": {"type": "string"},
     "size": {"type": "integer", "description": "Shorter side that was used."},
     "cores": {"type": "integer", "description": "Budget that was used."},
-    "lowered": {"type": "boolean", "description": "Whether load made the service choose less than usual."},
+    "lowered": {"type": "boolean", "description": "Whether load made the service choose a smaller size than usual."},
     "grid": {**PAIR, "description": "Rows and columns of patches."},
     "image": {**PAIR, "description": "Width and height of the upright photo."},
 }

@@ -3,6 +3,9 @@
 uvicorn bounds the pause between two requests, the service bounds the time of an upload. What is left, and bounded here:
 a head sent byte by byte, a body that goes on after its request was refused, an answer that is never read, and the
 number of connections. A client that closes its own direction after a whole request gets its answer.
+
+No server has all of these as settings, so this leans on the inside of uvicorn's h11 protocol: pyproject.toml allows the
+versions that were tried, and tests/serve/test_protocol.py says so when another is installed.
 """
 
 from __future__ import annotations

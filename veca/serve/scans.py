@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from veca.model import Veca
-from veca.scan import SAMPLES
+from veca.scan_file import SAMPLES
 from veca.serve.problems import Problem
 
 HEADER = 1 << 16  # bytes
@@ -16,7 +16,7 @@ Box = tuple[int, int, int, int]
 
 
 def largest_scan(model: Veca, patches: int) -> int:
-    """Bytes of the largest scan file that this model writes of so many patches (veca.scan.DTYPES)."""
+    """Bytes of the largest scan file that this model writes of so many patches (veca.scan_file.DTYPES)."""
     config = model.config
     path = 2 * config.depth * config.bank * config.width * 2
     cores = config.bank * (config.feature_width + 2) * 4

@@ -15,31 +15,35 @@ from PIL import Image
 from starlette.requests import Request
 
 from veca.errors import InputError
-from veca.images import grid_size
+from veca.extract.extractor import Extractor
+from veca.images import SIZE
 from veca.model import Veca
-from veca.scan import Look, Scan, opened
+from veca.scan import Look, Scan
+from veca.scan_file import digest_of, opened, pack
 from veca.serve.bodies import images_of, read_body
 from veca.serve.decode import Picture
-from veca.serve.elastic import Controller, Rung, image_cost, ladder
-from veca.serve.engine import Answer, Engine, Job, Ticket
+from veca.serve.elastic import Controller, ladder
+from veca.serve.engine import Engine
 from veca.serve.memory import Memory, Share
 from veca.serve.metrics import Metrics
 from veca.serve.problems import ClientGone, Problem
 from veca.serve.scans import Box, largest_scan, looks
-from veca.serve.settings import Settings
+from veca.serve.settings import ServeSettings
 from veca.serve.workers import Workers
-from veca.weights import weights_digest
 
 T = TypeVar("T")
+Array = np.ndarray[Any, Any]
 LARGE = 12_500_000  # pixels
 PAGES = 8  # explorer pages in hand; each takes seconds, one at a time
 
 
 class Result(NamedTuple):
-    answer: Answer
+    cls: Array  # D′ float32
+    patches: Array | None  # h×w×D′ float32, where they were asked for
+    cores: int
     picture: Picture
     size: int
-    lowered: bool  # whether the service chose less than it would have when idle
+    lowered: bool  # whether the service chose a smaller size than it would have when idle
 
 
 class Hand:
@@ -80,32 +84,19 @@ class Hand:
 
 
 class Service:
-    def __init__(self, model: Veca, settings: Settings) -> None:
+    def __init__(self, model: Veca, settings: ServeSettings) -> None:
         config = model.config
         self.model, self.settings, self.name = model, settings, settings.model.rstrip("/").split("/")[-1]
         self.patch_size, self.bank = config.patch_size, config.bank
-        self.weights = weights_digest(model)
+        self.extractor = Extractor(model)
+        self.weights = digest_of(model)
         self.metrics = Metrics()
         largest = 4 * settings.max_size**2
         self.most = max(1, largest // self.patch_size**2)  # patches of one picture
-        rungs = ladder(
-            settings.size,
-            settings.cores or model.default_cores,
-            settings.min_size or settings.size,
-            settings.min_cores,
-            self.patch_size,
-        )
-        costs = [image_cost(config, max(1, rung.size // self.patch_size) ** 2, rung.cores) for rung in rungs]
-        self.best = rungs[0]
-        self.engine = Engine(
-            model,
-            Controller(rungs, costs, settings.slo, patience=(settings.slo or 1.0) / 2),
-            self.metrics,
-            settings.batch,
-            settings.delay,
-            batch_patches=self.most,
-            threads=settings.threads,
-        )
+        self.cores = settings.cores or model.default_cores  # of requests that do not say
+        sizes = ladder(settings.size, settings.min_size or settings.size, self.patch_size)
+        controller = Controller(sizes, settings.slo, patience=(settings.slo or 1.0) / 2)
+        self.engine = Engine(controller, self.metrics, self.patch_size, settings.threads)
         self.workers = Workers(settings.decoders, self.patch_size, settings.max_pixels, largest)
         self.large = asyncio.Lock()  # photos of many pixels are decoded one at a time: each takes much memory
         self.memory = Memory(settings.max_held, self.metrics)
@@ -116,8 +107,14 @@ class Service:
         self.draining = False
 
     def start(self) -> None:
-        size = self.best.size
-        self.engine.start(grid_size(size, size, size, self.patch_size))
+        """Two images at first: the first is slower than any later one, so the rate is learned from the second."""
+        self.engine.start()
+        side = max(1, self.settings.size // self.patch_size) * self.patch_size
+        blank = np.zeros((side, side, 3), np.uint8)
+        for _ in range(2):
+            self.engine.rate = 0.0
+            patches = (side // self.patch_size) ** 2
+            self.engine.submit(lambda: self.extractor.compute(blank[None], self.cores), patches).result()
         self.workers.start()
 
     def stop(self) -> None:
@@ -160,35 +157,42 @@ class Service:
                 self._change(-1)
 
     async def features(
-        self, hand: Hand, name: str, size: int | None, cores: int | None, dense: bool, rung: Rung | None = None
+        self, hand: Hand, name: str, size: int | None, cores: int | None, dense: bool, affordable: int | None = None
     ) -> Result:
-        """Decode, then run in a batch.
+        """Decode, then run.
 
-        `size` and `cores` are the client's own wishes. What it leaves to us is what we can afford when it is decoded
-        and when it is run, or what `rung` says.
+        `size` and `cores` are the client's own wishes. The size that it leaves to us is what we can afford when it is
+        decoded, or `affordable`.
         """
-        chosen = size or (rung or self.engine.rung()).size
+        chosen, budget = size or affordable or self.engine.size(), cores or self.cores
         picture = await self._picture(hand, name, chosen)
+        patches = picture.grid[0] * picture.grid[1]
         # A number of a dense feature takes 4 bytes, and about 12 more once it is written out.
-        numbers = picture.grid[0] * picture.grid[1] * self.model.num_features if dense else 0
-        hand.replace(name, picture.pixels.nbytes + 16 * numbers)
-        ticket = Ticket(picture.pixels, picture.grid, cores or (rung.cores if rung else None), dense)
-        answer = await hand.wait(asyncio.wrap_future(self.engine.submit(ticket)))
-        lowered = (size is None and chosen < self.best.size) or (cores is None and answer.cores < self.best.cores)
-        return Result(answer, picture, chosen, lowered)
+        hand.replace(name, picture.pixels.nbytes + (16 * patches * self.model.num_features if dense else 0))
+        job = self.engine.submit(lambda: self._compute(picture.pixels, budget, dense), patches)
+        cls, dense_feature = await hand.wait(asyncio.wrap_future(job))
+        return Result(cls, dense_feature, budget, picture, chosen, size is None and chosen < self.settings.size)
 
-    async def scan(self, hand: Hand, size: int | None, cores: int | None, share: float) -> tuple[bytes, Picture, int]:
-        """The scan file of a photo, in its own size unless another is asked for, the picture and the budget."""
+    def _compute(self, pixels: Array, cores: int, dense: bool) -> tuple[Array, Array | None]:
+        try:
+            out = self.extractor.compute(pixels[None], cores)
+        except InputError as error:  # not enough memory: no mistake of the client's
+            raise RuntimeError(str(error)) from error
+        # A copy of the first: a view would keep all cores in memory for as long as it is being sent.
+        patches = out.patches[0].cpu().numpy().reshape(*out.grid, -1) if dense else None
+        return out.cls[0].cpu().numpy().copy(), patches
+
+    async def scan(self, hand: Hand, size: int | None, cores: int | None, share: float) -> tuple[bytes, Picture]:
+        """The scan file of a photo, in its own size unless another is asked for, and the picture."""
         picture = await self._picture(hand, "image", size)
         hand.replace("image", picture.pixels.nbytes)
 
-        def work(budget: int) -> tuple[bytes, Picture, int]:
-            scan = self.model.scan(picture.pixels, cores=budget, share=share)
-            return scan.pack(self.weights), picture, budget
+        def work() -> bytes:
+            return pack(self.model.scan(picture.pixels, cores=cores or self.cores, share=share), self.weights)
 
         patches = max(1, round(share * picture.grid[0] * picture.grid[1]))
-        job = self.engine.submit(Job(work, patches, cores))
-        return await unless_refused("cannot_scan", hand.wait(asyncio.wrap_future(job)))
+        job = self.engine.submit(work, patches)
+        return await unless_refused("cannot_scan", hand.wait(asyncio.wrap_future(job))), picture
 
     async def look(
         self, hand: Hand, size: int | None, box: Box | None, points: list[tuple[float, float]] | None, stride: int
@@ -209,19 +213,24 @@ class Service:
         opening = self._in(self.encoders, opened, file, picture.pixels, self.model, self.weights)
         scan = await unless_refused("wrong_scan", hand.wait(opening))
         hand.replace("scan", 2 * len(file) + 16 * count * self.model.num_features)  # as for a dense feature
-        job = Job(lambda _: scan.look(box, points, stride), count, len(scan.cores))
-        found = hand.wait(asyncio.wrap_future(self.engine.submit(job)))
+        job = self.engine.submit(lambda: scan.look(box, points, stride), count)
+        found = hand.wait(asyncio.wrap_future(job))
         return await unless_refused("bad_parameter", found), scan
 
-    async def page(self, hand: Hand, name: str, size: int) -> str:
-        """The explorer page; built one at a time beside the engine, because it takes seconds."""
+    @property
+    def page_size(self) -> int:
+        """Of an explorer page, for requests that do not say."""
+        return min(SIZE, self.settings.max_size)
+
+    async def page(self, hand: Hand, name: str, size: int, cores: int | None) -> str:
+        """The explorer page, of one budget or several; built one at a time beside the engine: it takes seconds."""
         if self.pages >= PAGES:
             raise Problem(503, "queue_full", "too many explorer pages are being made; try again later", self._retry())
         self.pages += 1
         try:
             photo = await self._decoded(hand, self.workers.photo, name, size)
             hand.replace(name, photo.nbytes)
-            page = self.explorer.submit(self._build_page, photo, size)
+            page = self.explorer.submit(self._build_page, photo, size, cores)
         except BaseException:
             self.pages -= 1
             raise
@@ -268,12 +277,12 @@ class Service:
         task.add_done_callback(over)  # when the process is done, whether or not its client still waits
         return await hand.wait(asyncio.shield(task))
 
-    def _build_page(self, pixels: np.ndarray[Any, Any], size: int) -> str:
+    def _build_page(self, pixels: Array, size: int, cores: int | None) -> str:
         from veca.analysis.photos import Photo
         from veca.backbones import Backbone
         from veca.explorer import build_page
 
-        budgets = sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})
+        budgets = [cores] if cores else sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})
         photo = Image.fromarray(pixels)
         return build_page([Photo("photo", photo)], [Backbone(self.name, self.model)], size=size, budgets=budgets)
 

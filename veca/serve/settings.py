@@ -14,6 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from veca.config import VecaConfig
 from veca.devices import Dtype
 from veca.errors import InputError
+from veca.images import SIZE
 
 TIMES = {"ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 BYTES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -49,20 +50,20 @@ Bytes = Annotated[
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeSettings:
     """Serve features over HTTP: an upload page at /, POST /v1/features, /v1/similarity, /v1/explore, /v1/scan and
     /v1/look.
 
-    With --slo the service is elastic: as its queue grows it lowers the core budget of requests that did not fix their
-    own, down to --min-cores, and with --min-size their image size too; it raises them again as the queue empties.
-    Every answer says what was used. SIGTERM finishes what was accepted and exits 0.
+    With --slo and --min-size the service is elastic: as its queue grows it lowers the image size of requests that did
+    not fix their own, and raises it again as the queue empties. Every answer says what was used. SIGTERM finishes what
+    was accepted and exits 0.
 
     Examples:
       veca serve
-      veca serve --model models/mine --port 8080 --slo 500ms --min-cores 16 --min-size 256
+      veca serve --model models/mine --port 8080 --slo 500ms --min-size 256
       VECA_TOKEN=… veca serve --host 0.0.0.0                       # clients send Authorization: Bearer …
 
-      curl --data-binary @photo.jpg 'http://127.0.0.1:8000/v1/features?size=512&cores=16'
+      curl --data-binary @photo.jpg 'http://127.0.0.1:8000/v1/features?size=448&cores=16'
       curl --data-binary @photo.jpg 'http://127.0.0.1:8000/v1/features?dense=true&format=npz' -o photo.npz
     """
 
@@ -79,24 +80,17 @@ class Settings:
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
-    size: int = 512
+    size: int = SIZE
     """shorter side in pixels, for requests that do not say"""
     cores: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all cores)")] = None
     """core budget, for requests that do not say"""
     max_size: int = 1024
     """largest size a request may ask for; a picture may then have up to 4 × max-size² pixels"""
 
-    batch: int = 16
-    """images of equal grid and budget that go through the model together"""
-    delay: Seconds = 0.005
-    """how long the first of a batch waits for others"""
-
     slo: Annotated[Seconds | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: not elastic)")] = None
     """elastic: the time from the end of an upload to its answer that the service tries to keep"""
-    min_cores: int = 8
-    """elastic: the budget is not lowered below this"""
-    min_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: size is kept)")] = None
-    """elastic: allows smaller images, down to this size"""
+    min_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: not elastic)")] = None
+    """elastic: images are made smaller for it, down to this size"""
 
     max_bytes: Bytes = 20_000_000
     """largest upload, else 413"""
@@ -119,10 +113,10 @@ class Settings:
 
     def check(self) -> None:
         """What can be refused before a model is loaded."""
-        least = {"port": 0, "min_cores": 1}
-        for name in ("size", "max_size", "batch", "max_pixels", "queue", "connections", "threads", "decoders", "port"):
-            if getattr(self, name) < least.get(name, 1):
-                raise InputError(f"{flag(name)} must be at least {least.get(name, 1)}, not {getattr(self, name)}")
+        for name in ("size", "max_size", "max_pixels", "queue", "connections", "threads", "decoders", "port"):
+            least = 0 if name == "port" else 1
+            if getattr(self, name) < least:
+                raise InputError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
         for name in ("max_bytes", "max_held", "timeout", "client_timeout", "slo"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -133,15 +127,13 @@ class Settings:
             raise InputError(f"--size {self.size} is over --max-size {self.max_size}")
         if self.min_size is not None and not 1 <= self.min_size <= self.size:
             raise InputError(f"--min-size must lie between 1 and --size {self.size}, not {self.min_size}")
-        if self.min_size is not None and self.slo is None:
-            raise InputError("--min-size has a meaning only with --slo")
+        if (self.min_size is None) != (self.slo is None):
+            raise InputError("an elastic service needs --slo and --min-size: how small images may get to keep it")
 
     def check_model(self, config: VecaConfig) -> None:
         """What depends on the model."""
         if self.cores is not None and not 1 <= self.cores <= config.bank:
             raise InputError(f"--cores must lie between 1 and {config.bank} (this model's bank), not {self.cores}")
-        if not 1 <= self.min_cores <= config.bank:
-            raise InputError(f"--min-cores must lie between 1 and {config.bank}, not {self.min_cores}")
         for name in ("size", "min_size"):
             value = getattr(self, name)
             if value is not None and value < config.patch_size:
