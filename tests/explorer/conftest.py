@@ -50,7 +50,7 @@ def other() -> Photo:
 class Tab:
     """A page in the browser that remembers every complaint and every request."""
 
-    def __init__(self, browser: Any, file: Path, width: int, **options: Any) -> None:
+    def __init__(self, browser: Any, file: Path, width: int, state: str = "", **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
@@ -58,7 +58,7 @@ class Tab:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(file.as_uri())
+        self.page.goto(file.as_uri() + state)
         self.page.wait_for_selector("html[data-ready=yes]")
 
     def settle(self) -> None:

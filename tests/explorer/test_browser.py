@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from veca.analysis.contributions import contributions
 from veca.analysis.photos import Photo, features, photo_tensor
@@ -230,7 +233,7 @@ def test_two_photos_are_linked(
     shown = levels(tab.pixels(1))
     brightest = max(expected.max(), (low(tab) + 1) / 2)
     same(shown, expected, low(tab), brightest, 0.08)
-    ring = tab.page.locator(".ring.match")
+    ring = tab.page.locator(".stage .ring.match")
     assert ring.is_visible()
     stage, box = tab.page.locator(".stage").nth(1).bounding_box(), ring.bounding_box()
     row = int((box["y"] + box["height"] / 2 - stage["y"]) / stage["height"] * 15)
@@ -238,16 +241,25 @@ def test_two_photos_are_linked(
     assert expected[row, column] > expected.max() - 0.04
     tab.page.mouse.move(*tab.point(6, 5, (15, 10), pane=1))  # and the other way round
     assert levels(tab.pixels(1))[6, 5] == 1
-    assert tab.page.locator(".ring.match").count() == 1
+    assert tab.page.locator(".stage .ring.match").count() == 1
+
+
+@pytest.fixture(scope="module")
+def teacher(shared: Path) -> Backbone:
+    return Backbone("teacher", load_teacher(shared / "teacher" / "dav2-small-encoder"))
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory: pytest.TempPathFactory, photo: Photo, backbone: Backbone, teacher: Backbone) -> Path:
+    path = tmp_path_factory.mktemp("page") / "models.html"
+    path.write_text(build_page([photo], [backbone, teacher], size=160, budgets=(4, 16)), "utf-8")
+    return path
 
 
 def test_two_models_are_asked_about_the_same_place(
-    tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone, shared: Path
+    two_models: Path, open_tab: Any, photo: Photo, teacher: Backbone
 ) -> None:
-    teacher = Backbone("teacher", load_teacher(shared / "teacher" / "dav2-small-encoder"))
-    path = tmp_path / "models.html"
-    path.write_text(build_page([photo], [backbone, teacher], size=160, budgets=(4, 16)), "utf-8")
-    tab = open_tab(path, 1600)
+    tab = open_tab(two_models, 1600)
     tab.page.mouse.move(*tab.point(5, 7, GRID))
     seen = features(teacher, photo, 160)
     at = int(5.5 / 10 * seen.grid[0]) * seen.grid[1] + int(7.5 / 15 * seen.grid[1])
@@ -256,11 +268,174 @@ def test_two_models_are_asked_about_the_same_place(
     assert "This model has no cores." in tab.text("#panes")
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_other_model_is_one_click_away(width: int, two_models: Path, open_tab: Any) -> None:
+    tab = open_tab(two_models, width)
+
+    def shown() -> list[bool]:
+        tab.settle()
+        return [tab.page.locator("figure.map").nth(pane).is_visible() for pane in (0, 1)]
+
+    assert shown() == [True, width == 1600]
+    tab.page.locator("#models").get_by_text("teacher").click()
+    assert shown() == [False, True]
+    assert tab.page.locator("[role=radiogroup] input:checked").first.get_attribute("value") == "1"
+    tab.page.mouse.move(*tab.point(5, 7, (11, 17), pane=1))
+    assert "column 8, row 6" in tab.text("#readout")
+    tab.page.locator("#models").get_by_text("small").click()
+    assert shown() == [True, False]
+    tab.page.locator("#models").get_by_text("both").click()
+    assert shown() == [True, True]
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_plain_photo_stands_beside_the_map(width: int, one: Path, open_tab: Any) -> None:
+    tab = open_tab(one, width)
+    assert tab.visible(".plain") == (width == 1600)  # a phone has no room for it until it is asked for
+    if width == 375:
+        tab.page.check("#show-photo")
+    tab.settle()
+    plain, stage = tab.page.locator(".plain").bounding_box(), tab.page.locator(".stage").bounding_box()
+    assert plain["height"] == pytest.approx(stage["height"], abs=1.5)
+    assert (plain["x"] + plain["width"] < stage["x"]) == (width == 1600)
+    tab.page.mouse.move(plain["x"] + 12.5 / 15 * plain["width"], plain["y"] + 7.5 / 10 * plain["height"])
+    assert levels(tab.pixels())[7, 12] == 1  # it can be pointed at, too
+    assert tab.page.locator(".plain .ring").is_visible()
+    tab.page.uncheck("#show-photo")
+    assert not tab.visible(".plain")
+    assert tab.page.locator(".stage").bounding_box()["width"] >= stage["width"]
+
+
+@pytest.mark.parametrize(("turn", "stacked"), [(False, True), (True, False)])
+def test_a_wide_photo_stands_above_its_map(
+    turn: bool, stacked: bool, tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone
+) -> None:
+    """Whatever its shape, photo and map fill a wide screen as far as their height allows."""
+    image = photo.image.resize((480, 160))
+    path = tmp_path / "page.html"
+    image = image.rotate(90, expand=True) if turn else image
+    path.write_text(build_page([Photo("long", image)], [backbone], size=96, budgets=(4,)), "utf-8")
+    tab = open_tab(path, 1600)
+    tab.settle()
+    plain, stage = tab.page.locator(".plain").bounding_box(), tab.page.locator(".stage").bounding_box()
+    assert (plain["y"] + plain["height"] <= stage["y"]) == stacked
+    assert stage["y"] + stage["height"] <= 900
+    assert max(stage["width"] / 1180, stage["height"] / 730) > 0.75
+
+
+def test_a_link_keeps_what_is_shown(one: Path, open_tab: Any) -> None:
+    tab = open_tab(one, 1600)
+    tab.slide("budget", 1)
+    tab.slide("layer", 2)
+    tab.page.mouse.click(*tab.point(3, 11, GRID))
+    tab.page.wait_for_url(re.compile(r"held=1"))
+    first = tab.page.url
+    assert "#tab=similarity&layer=3&cores=8&at=" in first
+    before = tab.pixels()
+    assert tab.page.locator("#link").get_attribute("href") == first[first.index("#") :]
+    again = open_tab(one, 1600, state=first[first.index("#") :])
+    np.testing.assert_array_equal(again.pixels(), before)
+    assert "column 12, row 4, held" in again.text("#readout")
+    assert again.text("#layer-value") == "3 of 4"
+    assert again.text("#budget-value") == "8 of 16"
+    tab.dot(5).click()
+    tab.page.get_by_text("is read by").click()
+    tab.page.wait_for_url(re.compile(r"kind=readBy"))
+    again.page.evaluate("(hash) => { location.hash = hash; }", tab.page.url.split("#")[1])  # a link inside the same tab
+    again.page.wait_for_function("document.getElementById('core-name').textContent === 'Core 5'")
+    np.testing.assert_array_equal(again.pixels(), tab.pixels())
+    nonsense = open_tab(one, 375, state="#tab=elsewhere&layer=99&cores=7&at=2,x&core=400&kind=no&pane=8&model=3")
+    assert nonsense.text("#legend-title") == "Similarity of one patch to all"
+    assert nonsense.text("#layer-value") == "4 of 4"
+
+
+def test_the_picture_can_be_saved(one: Path, open_tab: Any, photo: Photo, tmp_path: Path) -> None:
+    tab = open_tab(one, 1600)
+    tab.page.uncheck("#show-cores")
+    tab.slide("blend", 100)
+    tab.page.mouse.move(*tab.point(4, 4, GRID))
+    shown = tab.pixels()
+    with tab.page.expect_download() as download:
+        tab.page.click("#save")
+    assert download.value.suggested_filename == "shapes-similarity.png"
+    download.value.save_as(tmp_path / "saved.png")
+    saved = np.asarray(Image.open(tmp_path / "saved.png").convert("RGB"), dtype=float)
+    plain, map_ = saved[28:188, 28:268], saved[28:188, 288:528]  # both 240×160, with a gap of 20
+    assert np.abs(plain - np.asarray(photo.image, dtype=float)).mean() < 12  # it went through WebP
+    cells = map_.reshape(10, 16, 15, 16, 3)[:, 8, :, 8]
+    away = np.ones(GRID, bool)
+    away[4, 4] = False  # the ring
+    np.testing.assert_allclose(cells[away], shown[away], atol=2)
+    assert saved[190:].std() > 5  # something is written below
+    tab.page.uncheck("#show-photo")
+    tab.page.click("[data-tab=colours]")
+    with tab.page.expect_download() as download:
+        tab.page.click("#save")
+    assert download.value.suggested_filename == "shapes-colours.png"
+
+
+def test_trails_are_offered_only_where_cores_move(
+    one: Path, tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone
+) -> None:
+    assert open_tab(one, 1600).visible("#trails-switch")
+    still = Backbone("still", copy.deepcopy(backbone.model))
+    with torch.no_grad():
+        still.veca.bank.alpha.zero_()
+    path = tmp_path / "still.html"
+    path.write_text(build_page([photo], [still], size=160, budgets=(4, 16)), "utf-8")
+    tab = open_tab(path, 1600)
+    assert tab.visible("#cores-switch")
+    assert not tab.visible("#trails-switch")
+    assert tab.page.locator("polyline").count() == 0
+
+
+def test_a_smaller_stride_makes_finer_maps_of_the_last_layer(
+    tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone
+) -> None:
+    path = tmp_path / "fine.html"
+    path.write_text(build_page([photo], [backbone], size=160, budgets=(4, 16), stride=8), "utf-8")
+    tab = open_tab(path, 1600)
+    tab.page.mouse.move(*tab.point(9, 21, (20, 30)))
+    found = backbone.veca.scan(np.asarray(photo.image), cores=16).look(stride=8).features
+    rows = torch.nn.functional.normalize(found, dim=-1)
+    shown = levels(tab.pixels())
+    assert shown.shape == (20, 30)
+    assert shown[9, 21] == 1
+    same(shown, (rows @ rows[9, 21]).numpy(), low(tab), 1)
+    assert "column 22, row 10" in tab.text("#readout")
+    assert "30 × 20 patches" in tab.text("figcaption >> nth=1")
+    tab.page.locator(".stage").focus()
+    tab.page.keyboard.press("ArrowRight")
+    assert "column 23, row 10" in tab.text("#readout")
+    tab.page.click("[data-tab=colours]")
+    assert tab.pixels().shape == (20, 30, 3)
+    tab.page.click("[data-tab=contributions]")  # what cores read are the model's own patches
+    assert tab.pixels().shape == (10, 15, 3)
+    tab.page.click("[data-tab=similarity]")
+    tab.slide("layer", 2)
+    assert tab.pixels().shape == (10, 15, 3)
+    assert "column 12, row 5" in tab.text("#readout")
+
+
+def test_likeness_is_said_in_words(two_photos: Path, open_tab: Any, photo: Photo, backbone: Backbone) -> None:
+    tab = open_tab(two_photos, 1600)
+    tab.page.mouse.move(*tab.point(3, 11, GRID))
+    values, begin = cosines(backbone, photo, 3, 11), low(tab)
+    share = ((values - begin) / (1 - begin) >= 0.5).mean()
+    said = re.search(r": ([\d.]+) % of the photo is much like it", tab.text("#readout"))
+    assert said is not None
+    assert float(said[1]) == pytest.approx(100 * share, abs=3)
+    caption = tab.page.locator("figure.map figcaption").nth(1).inner_text()
+    words = r"closest patch: (hardly alike|somewhat alike|much alike|nearly the same) \(−?0\.\d\d of 1\)"
+    assert re.search(words, caption), caption
+
+
 def test_a_teacher_alone_has_no_sliders_and_no_cores(tmp_path: Path, open_tab: Any, photo: Photo, shared: Path) -> None:
     path = tmp_path / "teacher.html"
     path.write_text(build_page([photo], [load_teacher(shared / "teacher" / "dav2-small-encoder")], size=140), "utf-8")
     tab = open_tab(path, 375)
-    for control in ("#budget", "#layer", "#show-cores"):
+    for control in ("#budget", "#layer", "#show-cores", "#show-trails", "#models"):
         assert not tab.visible(control)
     tab.page.click("[data-tab=global]")
     assert "class token" in tab.text("#legend-words")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from veca import InputError
 from veca.analysis.contributions import contributions
@@ -17,6 +18,7 @@ from veca.analysis.photos import Photo, features, photo_tensor
 from veca.backbones import Backbone
 from veca.explorer import build_page
 from veca.explorer.pack import LEVELS, Blob, basis, quantised, shares, unpack
+from veca.explorer.page import make_page
 
 
 def read(page: str) -> tuple[dict, bytes]:
@@ -93,6 +95,36 @@ def test_names_cannot_become_markup(photo: Photo, backbone: Backbone) -> None:
     page = build_page([Photo(evil, photo.image)], [Backbone(evil, backbone.model)], size=64, budgets=(4,))
     assert page.count("<script") == build_page([photo], [backbone], size=64, budgets=(4,)).count("<script")
     assert read(page)[0]["panes"][0]["model"] == evil
+
+
+def test_what_is_shown_of_a_link(photo: Photo, backbone: Backbone) -> None:
+    page = make_page([photo], [backbone], size=64, budgets=(4,), picture="my page.jpg", url="https://example.org/x")
+    tags = dict(re.findall(r'<meta (?:property|name)="([\w:]+)" content="([^"]*)">', page.html))
+    assert tags["og:title"] == "shapes, inside VECA"
+    assert tags["description"] == tags["og:description"]
+    assert "shapes" in tags["description"]
+    assert "small" in tags["description"]
+    assert tags["og:image"] == "https://example.org/x/my%20page.jpg"
+    picture = Image.open(io.BytesIO(page.picture))
+    assert (picture.format, picture.size) == ("JPEG", (1200, 630))
+    left = np.asarray(picture.crop((24, 125, 588, 505)).resize((240, 160)), float)
+    assert np.abs(left - np.asarray(photo.image, float)).mean() < 25  # the photo, then its features
+    without = make_page([photo], [backbone], size=64, budgets=(4,))
+    assert without.picture == b""
+    assert "og:image" not in without.html
+    assert "og:title" in without.html
+
+
+def test_a_finer_lattice_is_bounded_and_keeps_the_page_small(photo: Photo, backbone: Backbone, page: str) -> None:
+    fine = build_page([photo], [backbone], size=160, budgets=(4, 16), stride=8)
+    (pane,) = read(fine)[0]["panes"]
+    assert (pane["grid"], pane["fine"]) == ([10, 15], [20, 30])
+    assert len(fine) < 2 * len(page)
+    assert read(build_page([photo], [backbone], size=160, budgets=(4,), stride=16))[0]["panes"][0].get("fine") is None
+    with pytest.raises(InputError, match="between 1 and the patch size 16, not 20"):
+        build_page([photo], [backbone], size=160, stride=20)
+    with pytest.raises(InputError, match=r"at a stride of 1, more than the 16384 a page holds.*larger stride"):
+        build_page([photo], [backbone], size=160, stride=1)
 
 
 def test_two_photos_share_a_basis_and_two_models_do_not(photo: Photo, other: Photo, backbone: Backbone) -> None:

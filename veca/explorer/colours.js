@@ -20,3 +20,16 @@ const VIRIDIS = Uint8Array.from(
   ).match(/../g),
   (pair) => parseInt(pair, 16),
 );
+
+// Light or dark as the system is, until the reader says otherwise: for the explorer and for `veca view`.
+function setUpTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const show = (theme) => { document.documentElement.dataset.theme = theme; };
+  const follow = () => show(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", follow);
+  follow();
+  $("theme").addEventListener("click", () => {
+    dark.removeEventListener("change", follow);
+    show(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  });
+}

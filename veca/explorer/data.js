@@ -6,18 +6,42 @@ async function unpack(text) {
   return new Response(stream).arrayBuffer();
 }
 
+// Squares over a photo: the model's patches, or the finer ones that the last layer's features may have.
+class Lattice {
+  constructor([rows, columns]) { Object.assign(this, { rows, columns, count: rows * columns }); }
+  at({ x, y }) { // fractions of the photo from the top left
+    const clamp = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value * count)));
+    return clamp(y, this.rows) * this.columns + clamp(x, this.columns);
+  }
+  centre(index) { return { x: ((index % this.columns) + 0.5) / this.columns, y: (Math.floor(index / this.columns) + 0.5) / this.rows }; }
+  moved(index, [down, right]) {
+    const row = Math.min(this.rows - 1, Math.max(0, Math.floor(index / this.columns) + down));
+    return row * this.columns + Math.min(this.columns - 1, Math.max(0, (index % this.columns) + right));
+  }
+}
+
 // One photo through one model. Budgets and layers of two panes may differ, so both are asked for by fraction.
 class Pane {
   constructor(table, buffer, levels) {
     Object.assign(this, table);
-    [this.rows, this.columns] = table.grid;
-    this.count = this.rows * this.columns;
+    this.lattice = new Lattice(table.grid);
+    this.finest = table.fine ? new Lattice(table.fine) : this.lattice;
+    this.count = this.lattice.count;
     this.buffer = buffer;
     this.levels = levels;
     this.depth = table.layers.length;
     this.hasCores = table.budgets.length > 0;
     this.remembered = new Map();
+    this.moves = this.hasCores && this.budgets.some((_, budget) => this.layers.some((_, layer) => this.moved(layer, budget)));
   }
+
+  moved(layer, budget) { // by more than a two-hundredth of the photo
+    const first = this.places(0, budget);
+    return this.places(layer, budget).some(({ x, y }, core) => Math.hypot(x - first[core].x, y - first[core].y) > 0.005);
+  }
+
+  // Where the features of a layer lie.
+  featureLattice(layer) { return layer === this.depth - 1 ? this.finest : this.lattice; }
 
   // The layer and budget that stand for the positions of the sliders.
   layerAt(fraction) { return Math.round(fraction * (this.depth - 1)); }
@@ -40,21 +64,21 @@ class Pane {
   // Features of the patches: `directions` runs of `count` numbers, and the length of each patch's vector.
   patches(layer, budget) {
     return this.remember(`p${layer},${budget}`, () => {
-      const { patches, directions } = this.step(layer, budget);
-      const values = new Int8Array(this.buffer, patches, directions * this.count);
-      const lengths = new Float32Array(this.count);
+      const { patches, directions } = this.step(layer, budget), { count } = this.featureLattice(layer);
+      const values = new Int8Array(this.buffer, patches, directions * count);
+      const lengths = new Float32Array(count);
       for (let d = 0; d < directions; d++) {
-        const from = d * this.count;
-        for (let i = 0; i < this.count; i++) lengths[i] += values[from + i] ** 2;
+        const from = d * count;
+        for (let i = 0; i < count; i++) lengths[i] += values[from + i] ** 2;
       }
-      for (let i = 0; i < this.count; i++) lengths[i] = Math.sqrt(lengths[i]) || 1;
-      return { values, lengths, directions };
+      for (let i = 0; i < count; i++) lengths[i] = Math.sqrt(lengths[i]) || 1;
+      return { values, lengths, directions, count };
     });
   }
 
   vectorOfPatch(layer, budget, index) {
-    const { values, directions } = this.patches(layer, budget);
-    return Float32Array.from({ length: directions }, (_, d) => values[d * this.count + index]);
+    const { values, directions, count } = this.patches(layer, budget);
+    return Float32Array.from({ length: directions }, (_, d) => values[d * count + index]);
   }
 
   vectorOfCore(layer, budget, core) {
@@ -64,16 +88,16 @@ class Pane {
 
   // Cosine of a vector to every patch.
   cosines(layer, budget, vector) {
-    const { values, lengths, directions } = this.patches(layer, budget);
-    const found = new Float32Array(this.count);
+    const { values, lengths, directions, count } = this.patches(layer, budget);
+    const found = new Float32Array(count);
     let length = 0;
     for (let d = 0; d < directions; d++) {
-      const factor = vector[d], from = d * this.count;
+      const factor = vector[d], from = d * count;
       length += factor * factor;
-      if (factor) for (let i = 0; i < this.count; i++) found[i] += factor * values[from + i];
+      if (factor) for (let i = 0; i < count; i++) found[i] += factor * values[from + i];
     }
     length = Math.sqrt(length) || 1;
-    for (let i = 0; i < this.count; i++) found[i] /= lengths[i] * length;
+    for (let i = 0; i < count; i++) found[i] /= lengths[i] * length;
     return found;
   }
 
@@ -107,7 +131,7 @@ class Pane {
     return found.sort((a, b) => b.share - a.share);
   }
 
-  colours(name, layer, budget) { return new Uint8Array(this.buffer, this.step(layer, budget)[name], this.count * 3); }
+  colours(name, layer, budget, lattice) { return new Uint8Array(this.buffer, this.step(layer, budget)[name], lattice.count * 3); }
 
   // Where the cores sit, as fractions of the photo from the top left.
   places(layer, budget) {

@@ -77,6 +77,15 @@ class Blob:
         self.size += len(data) + padding
         return start
 
+    def bytes_at(self, start: int, grid: tuple[int, int]) -> np.ndarray:  # h×w×3 uint8
+        """The colours that were added there."""
+        count = grid[0] * grid[1] * 3
+        for part in self.parts:
+            if start < len(part):
+                return np.frombuffer(part, np.uint8, count, start).reshape(*grid, 3)
+            start -= len(part)
+        raise IndexError(start)
+
     def text(self) -> str:
         packer = zlib.compressobj(4)
         return base64.b64encode(b"".join([*map(packer.compress, self.parts), packer.flush()])).decode("ascii")

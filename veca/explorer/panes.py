@@ -15,12 +15,14 @@ from veca.analysis.projection import Array, Pca, align, colours
 from veca.backbones import Backbone
 from veca.explorer.pack import LAST, OTHERS, Blob, Precision, basis, low_cosine, quantised, shares
 from veca.model import Veca
+from veca.scan import scanned
 
 
 class Seen(NamedTuple):
     """One layer at one budget."""
 
     patches: Tensor  # N×D, unit vectors; after `reduced`, N×k coordinates
+    finer: Tensor | None  # the same on a finer lattice: the last layer of a model that is looked at with a stride
     cores: Tensor  # C×D; a teacher's class token stands for the only core
     coords: Tensor | None  # C×2
     reads: Tensor | None  # C×N
@@ -31,28 +33,32 @@ class View(NamedTuple):
     """One photo through one model: `steps[layer][budget]`."""
 
     grid: tuple[int, int]
+    fine: tuple[int, int] | None  # the lattice of `Seen.finer`
     budgets: list[int]  # empty where the model has no cores
     steps: list[list[Seen]]
 
 
 @torch.inference_mode()
-def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int]) -> View:
+def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int], stride: int | None = None) -> View:
     model = backbone.model
     if not isinstance(model, Veca):  # a teacher shows what it puts out: it has no cores to follow
         out = features(backbone, photo, size)
-        return View(out.grid, [], [[Seen(unit(out.patches), unit(out.cls[None]), None, None, None)]])
+        return View(out.grid, None, [], [[Seen(unit(out.patches), None, unit(out.cls[None]), None, None, None)]])
     images, grid = photo_tensor(photo, model, size, backbone.device)
     steps: list[list[Seen]] = [[] for _ in range(model.depth)]
+    fine: tuple[int, int] | None = None
     for budget in budgets:
         layers = model.forward_layers(images, budget)
         maps = contributions(model, images, layers)
         for index, (tokens, coords, layer) in enumerate(zip(layers.tokens, layers.coords, maps, strict=True)):
             final = model.norm(tokens[0])
             shown = unit((model.project(final) if index == model.depth - 1 else final).float().cpu())
-            steps[index].append(
-                Seen(shown[budget:], shown[:budget], coords[0].cpu(), layer.reads[0].cpu(), layer.read_by[0].cpu())
-            )
-    return View(grid, list(budgets), steps)
+            core_side = coords[0].cpu(), layer.reads[0].cpu(), layer.read_by[0].cpu()
+            steps[index].append(Seen(shown[budget:], None, shown[:budget], *core_side))
+        if stride is not None:
+            scan = scanned(model, images, budget, stride=stride)
+            steps[-1][-1], fine = steps[-1][-1]._replace(finer=unit(scan.patches[0].cpu())), scan.grid
+    return View(grid, fine, list(budgets), steps)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -67,7 +73,16 @@ def reduced(views: Sequence[View]) -> list[View]:
         rows = torch.cat([*few, *(seen.cores for layer in layers for seen in layer)])
         axes = basis(rows, precision(index, views[0]).directions)
         for place, layer in enumerate(layers):
-            steps[place].append([s._replace(patches=s.patches @ axes, cores=s.cores @ axes) for s in layer])
+            steps[place].append(
+                [
+                    s._replace(
+                        patches=s.patches @ axes,
+                        finer=None if s.finer is None else s.finer @ axes,
+                        cores=s.cores @ axes,
+                    )
+                    for s in layer
+                ]
+            )
     return [view._replace(steps=own) for view, own in zip(views, steps, strict=True)]
 
 
@@ -77,21 +92,23 @@ def precision(layer: int, view: View) -> Precision:
 
 def pack_views(views: Sequence[View], blob: Blob) -> list[dict[str, Any]]:
     """The views of one model: bytes go to the blob, where they lie goes to the page's table."""
-    feature_colours = layer_colours(views, lambda seen: seen.patches.numpy())
+    feature_colours = layer_colours(views, lambda seen: seen.patches.numpy(), finer=True)
     has_cores = bool(views[0].budgets)
     profile_colours = layer_colours(views, profile, apart=True) if has_cores else None
     tables = []
     for place, view in enumerate(views):
         table: dict[str, Any] = {
             "grid": view.grid,
+            **({"fine": view.fine} if view.fine else {}),
             "budgets": view.budgets,
             "layers": [],
         }
         for index, layer in enumerate(view.steps):
             rows, steps = [], precision(index, view).steps
             for column, seen in enumerate(layer):
+                features = seen.patches if seen.finer is None else seen.finer
                 row: dict[str, Any] = {
-                    "patches": blob.add(quantised(seen.patches, steps).T),  # k×N: one direction after the other
+                    "patches": blob.add(quantised(features, steps).T),  # k×N: one direction after the other
                     "cores": blob.add(quantised(seen.cores, steps)),
                     "directions": seen.patches.shape[1],
                     "low": round(low_cosine([v.steps[index][column].patches for v in views]), 4),
@@ -121,11 +138,12 @@ def profile(seen: Seen) -> Array:
 
 
 def layer_colours(
-    views: Sequence[View], rows_of: Callable[[Seen], Array], apart: bool = False
+    views: Sequence[View], rows_of: Callable[[Seen], Array], apart: bool = False, finer: bool = False
 ) -> list[list[list[np.ndarray]]]:
     """Colours (N×3 uint8) as [view][layer][budget], from one PCA for all views and budgets (`apart`: for each budget).
 
-    From the last layer back, each is turned to look like the one after it, so that colours do not jump.
+    From the last layer back, each is turned to look like the one after it, so that colours do not jump. With `finer`,
+    features on a finer lattice are painted in their place, by the same projection.
     """
     depth, stops = len(views[0].steps), len(views[0].steps[0])
     found = [[[np.empty(0)] * stops for _ in range(depth)] for _ in views]
@@ -133,15 +151,20 @@ def layer_colours(
         after: Array | None = None
         for index in reversed(range(depth)):
             places = [(view, stop) for view in range(len(views)) for stop in together]
-            groups = [rows_of(views[view].steps[index][stop]) for view, stop in places]
+            seen = [views[view].steps[index][stop] for view, stop in places]
+            groups = [rows_of(one) for one in seen]
+            fine = [
+                one.finer.numpy() if finer and one.finer is not None else group
+                for one, group in zip(seen, groups, strict=True)
+            ]
             for stop in together:  # a budget's own mean is taken off: no colour is spent on telling budgets apart
                 own = [place for place, (_, other) in enumerate(places) if other == stop]
                 mean = np.concatenate([groups[place] for place in own]).mean(0)
                 for place in own:
-                    groups[place] = groups[place] - mean
+                    groups[place], fine[place] = groups[place] - mean, fine[place] - mean
             fitted = Pca(np.concatenate([group[:: max(1, len(group) // 512)] for group in groups]))
-            points = [fitted(group) for group in groups]
-            every = np.concatenate(points)
+            points = [fitted(group) for group in fine]
+            every: Array = np.concatenate([fitted(group) for group in groups])
             if after is not None:
                 turn = align(every, after)
                 points, every = [group @ turn for group in points], every @ turn

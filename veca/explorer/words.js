@@ -4,6 +4,8 @@ const percent = (share) => (share >= 0.0995 ? Math.round(share * 100) : (share *
 const times = (ratio) => ratio.toFixed(1) + "×";
 const cosine = (value) => value.toFixed(2).replace("-", "−");
 
+const names = (key, some) => [...new Set(some.map((pane) => pane[key]))].join(" and ");
+
 const TABS = {
   similarity: { title: "Similarity of one patch to all", low: "unlike", high: "alike" },
   colours: { title: "Features as colours" },
@@ -13,8 +15,8 @@ const TABS = {
 
 function wordsFor(following) {
   if (state.tab === "similarity") {
-    const other = { photos: " The dashed ring is the best match in the other photo.", models: " Both models are asked about the same place.", "": "" };
-    return { text: "Cosine between the feature of the ringed patch and that of every patch." + other[page.linked] };
+    const other = { photos: " The dashed ring is the closest patch of the other photo.", models: " Both models are asked about the same place.", "": "" };
+    return { text: "How much the model sees every patch as the same kind of thing as the ringed one (cosine of their features; 1 is the same)." + other[page.linked] };
   }
   if (state.tab === "colours") {
     return { text: "Each patch's feature as a colour (three principal components, one fit for all budgets" +
@@ -36,33 +38,44 @@ function wordsFor(following) {
   return { title: "What this core resembles", text: "Cosine between the feature of the core and that of every patch.", low: "unlike", high: "alike" };
 }
 
+// What a cosine means beside the others of this map: `from` is where its colours begin.
+function likeness(value, from) {
+  const share = (value - from) / (1 - from);
+  return share >= 0.75 ? "nearly the same" : share >= 0.5 ? "much alike" : share >= 0.25 ? "somewhat alike" : "hardly alike";
+}
+
 function readout(first) {
-  const pane = panes[state.pane], at = `Patch at ${where(pane, state.patch)}`;
+  const pane = panes[state.pane], index = first.lattice.at(state.at), at = `Patch at ${where(first.lattice, index)}`;
   if (first.values && state.tab !== "similarity") {
-    return `${at}: ${(first.number ?? cosine)(first.values[state.patch])}.`;
+    return `${at}: ${(first.number ?? cosine)(first.values[index])}.`;
   }
   if (state.tab === "contributions" && pane.hasCores) {
     const layer = pane.layerAt(state.layer), budget = pane.budgetAt(state.budget);
-    const top = pane.profile(layer, budget, state.patch).slice(0, 3).map(({ core, share }) => `core ${core} (${percent(share)})`);
+    const top = pane.profile(layer, budget, index).slice(0, 3).map(({ core, share }) => `core ${core} (${percent(share)})`);
     return `${at} takes most from ${top.join(", ")}.`;
   }
   if (first.values) {
-    const median = Float32Array.from(first.values).sort()[pane.count >> 1];
-    return `${at}${state.held ? ", held" : ""}: half of all patches have a cosine above ${cosine(median)}.`;
+    const alike = first.values.reduce((count, value) => count + (likeness(value, first.from) in ALIKE), 0) / first.values.length;
+    return `${at}${state.held ? ", held" : ""}: ${percent(alike)} of the photo is much like it (the right half of the scale).`;
   }
   return `${at}.`;
 }
+const ALIKE = { "much alike": true, "nearly the same": true };
 
-const where = (pane, index) => `column ${(index % pane.columns) + 1}, row ${Math.floor(index / pane.columns) + 1}`;
+const where = ({ columns }, index) => `column ${(index % columns) + 1}, row ${Math.floor(index / columns) + 1}`;
 
-function describeStage(pane, index) {
-  const at = index === state.pane ? `; patch at ${where(pane, state.patch)}` : "";
+function describeStage(pane, index, lattice) {
+  const at = index === state.pane ? `; patch at ${where(lattice, lattice.at(state.at))}` : "";
   return `${pane.photo} through ${pane.model}: ${$("legend-title").textContent}${at}`;
 }
 
-function captionOf(pane, shown) {
+function captionOf(shown) {
   if (shown.nothing) return shown.nothing;
-  if (shown.match !== undefined) return `best match ${cosine(shown.values[shown.match])} (brightest ${cosine(shown.high)})`;
+  if (shown.match !== undefined) {
+    const best = shown.values[shown.match];
+    const scale = shown.high > best + 0.005 ? `; yellow here would be ${cosine(shown.high)}` : "";
+    return `closest patch: ${likeness(best, shown.from)} (${cosine(best)} of 1)${scale}`;
+  }
   if (panes.length > 1 && shown.values) { // the bar in the legend belongs to the photo pointed at
     const number = shown.number ?? cosine;
     return `colours from ${number(shown.low)} to ${number(shown.high)}`;
