@@ -15,13 +15,17 @@ from veca._version import __version__
 if TYPE_CHECKING:
     from veca.config import VecaConfig, list_models
     from veca.errors import InputError
+    from veca.extract.extractor import Extractor
     from veca.images import preprocess
+    from veca.large.picture import open_source
     from veca.model import Veca, VecaOutput, create_model
-    from veca.scan import Look, Scan, open_scan
+    from veca.scan import Look, Scan
+    from veca.scan_file import open_scan
     from veca.weights import bundled_models, load
 
 # Where each public name lives. They are imported at first use: `veca --help` need not wait seconds for PyTorch.
 _PUBLIC = {
+    "Extractor": "veca.extract.extractor",
     "InputError": "veca.errors",
     "Look": "veca.scan",
     "Scan": "veca.scan",
@@ -32,11 +36,13 @@ _PUBLIC = {
     "create_model": "veca.model",
     "list_models": "veca.config",
     "load": "veca.weights",
-    "open_scan": "veca.scan",
+    "open_scan": "veca.scan_file",
+    "open_source": "veca.large.picture",
     "preprocess": "veca.images",
 }
 
 __all__ = [
+    "Extractor",
     "InputError",
     "Look",
     "Scan",
@@ -49,6 +55,7 @@ __all__ = [
     "list_models",
     "load",
     "open_scan",
+    "open_source",
     "preprocess",
 ]
 

@@ -14,11 +14,9 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from veca.errors import InputError
 from veca.model import Veca, create_model
-from veca.scan import scanned
 from veca.teachers import Teacher, load_teacher
 from veca.weights import bundled_models, load, weights_digest
 
@@ -30,7 +28,7 @@ Model = Veca | Teacher
 
 @dataclass(eq=False)
 class Backbone:
-    """A model that gives a global feature and one feature a patch."""
+    """A model that gives a global feature and one feature a patch (`veca.Extractor` computes them)."""
 
     name: str  # what tables and pictures call it
     model: Model
@@ -94,20 +92,6 @@ class Backbone:
     def pixels(self, size: int) -> int:
         """The side nearest to `size` that holds whole patches."""
         return max(1, round(size / self.patch_size)) * self.patch_size
-
-    @torch.inference_mode()
-    def __call__(self, images: Tensor, cores: int | None = None) -> tuple[Tensor, Tensor]:
-        """images: B×3×H×W → global feature B×D, patch features B×N×D in row-major grid order."""
-        images = images.to(self.device, self.dtype)
-        if isinstance(self.model, Veca):
-            if self.share < 1 or self.stride is not None:
-                out = scanned(self.model, images, cores, self.share, self.stride)
-            else:
-                out = self.model(images, cores=cores)
-            return out.cls.float(), out.patches.float()
-        grid = (images.shape[-2] // self.patch_size, images.shape[-1] // self.patch_size)
-        seen = self.model(images, grid=grid)
-        return seen.cls.float(), seen.patches.float()
 
 
 def load_backbone(source: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Backbone:

@@ -27,7 +27,7 @@ FEW = 128  # rows or columns of probabilities that may be kept for the backward 
 
 
 class Read(NamedTuple):
-    """softmax(q kᵀ/√d) v over the tokens read so far, kept so that more tokens can join (docs/mathematics.md)."""
+    """softmax(q kᵀ/√d) v over the tokens read so far, kept so that more can join (docs/research/mathematics.md)."""
 
     peak: Tensor
     """B×H×C×1, the largest logit"""
@@ -36,10 +36,18 @@ class Read(NamedTuple):
     mixed: Tensor
     """B×H×C×d, Σ exp(logit − peak) · value"""
 
+    @staticmethod
+    def of_nothing(query: Tensor) -> Read:
+        """What queries (B×H×C×d) take where there is no token; gradients pass, and are zero."""
+        mixed = query.float() * 0
+        total = mixed.sum(-1, keepdim=True)
+        return Read(torch.full_like(total, -torch.inf), total, mixed)
+
     def merge(self, other: Read) -> Read:
         """Of the tokens of both, in any order."""
         peak = torch.maximum(self.peak, other.peak)
-        ours, theirs = (self.peak - peak).exp(), (other.peak - peak).exp()
+        level = peak.clamp(min=torch.finfo(peak.dtype).min)  # of nothing and nothing: −∞ − −∞ would be no number
+        ours, theirs = (self.peak - level).exp(), (other.peak - level).exp()
         return Read(
             peak, self.total * ours + other.total * theirs, torch.addcmul(self.mixed * ours, other.mixed, theirs)
         )
@@ -81,10 +89,14 @@ class Attention(nn.Module):
         patches: Tensor,  # B×N×D
         by_core: Rotation | None,
         by_patch: Rotation | None,
-        looking: Tensor | None = None,  # n of the N patches, by number: only these look, all are read; None: all
+        looking: Tensor | None = None,  # n of the N patches, by number: only these look; None: all
+        reading: Tensor | None = None,  # likewise: only these are read
     ) -> tuple[Tensor, Tensor]:
         """The updates of the cores (B×C×D) and of the patches that look (B×n×D)."""
-        side, key, value = self.ask(cores, by_core), self.keys(patches, by_patch), self.values(patches)
+        read, by_read = (
+            (patches, by_patch) if reading is None else (patches[:, reading], by_patch and by_patch.at(reading))
+        )
+        side, key, value = self.ask(cores, by_core), self.keys(read, by_read), self.values(read)
         everything = torch.cat((side.key, key), dim=-2), torch.cat((side.value, value), dim=-2)
         if looking is not None:
             patches, by_patch = patches[:, looking], by_patch and by_patch.at(looking)
@@ -149,9 +161,12 @@ class Block(nn.Module):
         by_core: Rotation | None,
         by_patch: Rotation | None,
         looking: Tensor | None = None,
+        reading: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Cores (B×C×D) and patches (B×N×D) → both after this block; of the patches only those `looking`, by number."""
-        told = self.attn(self.norm_attn(cores), self.norm_attn(patches), by_core, by_patch, looking)
+        """Cores (B×C×D) and patches (B×N×D) → both after this block; of the patches only those `looking`, by number,
+        and only those `reading` are read.
+        """
+        told = self.attn(self.norm_attn(cores), self.norm_attn(patches), by_core, by_patch, looking, reading)
         return self.finish(cores, told[0]), self.finish(patches if looking is None else patches[:, looking], told[1])
 
     def ask(self, cores: Tensor, by: Rotation | None) -> CoreSide:

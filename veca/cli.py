@@ -24,9 +24,11 @@ T = TypeVar("T")
 
 # name: (module, function, one line of help). The function's docstring and typed arguments are its own --help.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "features": ("veca.features", "main", "write features of photos as .npz files"),
+    "features": ("veca.extract.command", "main", "write features of photos as .npz files"),
     "scan": ("veca.scan_command", "main", "scan images of any size once, for looking at any part of them later"),
     "look": ("veca.scan_command", "main_look", "features of any part of a scanned image"),
+    "view": ("veca.viewer.command", "main", "look around in an image of any size, on a local page"),
+    "similar": ("veca.similar", "main", "places that look like one place, in a large image or in many"),
     "explore": ("veca.analysis.command", "main", "pictures of what the model sees, or an interactive page"),
     "distill": ("veca.recipes.command", "main", "train a model from a frozen teacher"),
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -54,9 +55,19 @@ def spread_points(count: int, candidates: int = 1000, limit: float = 0.95) -> Te
     """
     # On the CPU even under `torch.device`.
     points = (torch.rand(max(candidates, count), 2, device="cpu") * 2 - 1) * limit
-    chosen = [int(points.square().sum(-1).argmin())]
-    distance = torch.full((len(points),), torch.inf, device="cpu")
-    for _ in range(count - 1):
-        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(-1))
-        chosen.append(int(distance.argmax()))
-    return points[chosen]
+    return farther_points(points[points.square().sum(-1).argmin()][None], count, points)
+
+
+def farther_points(chosen: Tensor, count: int, points: Tensor | None = None, limit: float = 0.95) -> Tensor:
+    """The points that are there (n×2), and more of `points` (a fine lattice of [−limit, limit]² where none are given)
+    up to `count`, each the farthest from all before it.
+    """
+    if points is None:
+        side = torch.linspace(-limit, limit, 4 * math.ceil(count**0.5))
+        points = torch.cartesian_prod(side, side)
+    distance = (points[:, None] - chosen).square().sum(-1).amin(-1)
+    for _ in range(count - len(chosen)):
+        farthest = points[distance.argmax()][None]
+        chosen = torch.cat((chosen, farthest))
+        distance = torch.minimum(distance, (points - farthest).square().sum(-1))
+    return chosen

@@ -12,14 +12,14 @@ import torch
 import tyro
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
+from veca import tabulate
 from veca.analysis.drawing import Picture, Sheet
 from veca.analysis.projection import colours, project, unit
 from veca.cli import parse
 from veca.errors import require
 from veca.files import write_json
-from veca.images import open_image, preprocess
+from veca.images import SIZE, open_image, preprocess
 from veca.model import Veca, create_model
 from veca.weights import bundled_models, load
 
@@ -37,7 +37,7 @@ class Demo:
 
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("demo")
     """folder for features.png, features.npz and demo.json"""
-    size: int = 448
+    size: int = SIZE
     """the shorter side of each photograph, in pixels"""
 
 
@@ -71,14 +71,14 @@ def main(arguments: list[str]) -> None:
                 "patches": len(maps[name, BUDGETS[0]]),
             }
             rows.append({**row, "seconds": {str(cores): times[cores] for cores in BUDGETS}, "cosine": cosine})
-    paths = draw(photos, maps, cores_at, grids, weights).write(settings.out, "features")
+    paths = picture(photos, maps, cores_at, grids, weights).write(settings.out, "features")
     write_json(settings.out / "demo.json", {"weights": weights, "cores": BUDGETS, "photos": rows})
-    table = Table("photo", "pixels", "patches", *(f"{cores} cores" for cores in BUDGETS), "cosine of the two")
+    cells = [["photo", "pixels", "patches", *(f"{cores} cores" for cores in BUDGETS), "cosine of the two"]]
     for row in rows:
         height, width = row["size"]
         seconds = [f"{row['seconds'][str(cores)] * 1e3:.0f} ms" for cores in BUDGETS]
-        table.add_row(row["photo"], f"{width}×{height}", str(row["patches"]), *seconds, f"{row['cosine']:.3f}")
-    console.print(table)
+        cells.append([row["photo"], f"{width}×{height}", str(row["patches"]), *seconds, f"{row['cosine']:.3f}"])
+    tabulate.show(console, "", cells, left=["photo"])
     console.print(f"The picture: {paths[0]}", highlight=False)
 
 
@@ -90,7 +90,7 @@ def demo_model() -> tuple[Veca, str]:
     return create_model("veca_small").eval(), "random (veca_small): this build carries no trained weights"
 
 
-def draw(
+def picture(
     photos: dict[str, Image.Image],
     maps: dict[tuple[str, int], np.ndarray],
     cores_at: dict[tuple[str, int], np.ndarray],

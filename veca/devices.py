@@ -48,3 +48,8 @@ def fast_bfloat16(device: torch.device) -> bool:
         checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
         return any(bool(check()) for check in checks if check is not None)
     return False
+
+
+def no_memory(error: RuntimeError) -> bool:
+    """Whether a computation failed because it did not fit in the device's memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -11,6 +11,7 @@ import copy
 import io
 import json
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from veca._version import __version__
 from veca.block import Attention, Block, probabilities
 from veca.cli import parse
 from veca.errors import InputError, require
-from veca.files import whole_file
+from veca.files import refuse_file, whole_file, write_text
 from veca.images import MEAN, STD, open_image, preprocess
 from veca.model import Veca
 from veca.rope import Rotation
@@ -38,11 +39,12 @@ OUTPUTS = ("cls", "patches", "cores", "coords")
 TOLERANCE = 1e-3  # largest difference of any feature in float32, on the scale of features (about 1)
 LEAST_COSINE = 0.99  # of the dense feature in 8 bits
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")  # scikit-image's
+TRITON_BATCH = 16
 GRIDS = (8, 14, 32)  # the shorter side, in patches
 
 
 @dataclass
-class Settings:
+class Export:
     """Write an ONNX file of a model at one budget; batch, height and width stay free.
 
     Its input is `images` (B×3×H×W, ImageNet-normalised, whole patches), its outputs are `cls` (B×D), `patches` (B×N×D,
@@ -52,12 +54,15 @@ class Settings:
     Examples:
       veca export veca-s14 --cores 64 --out veca-s14-64.onnx
       veca export models/mine --cores 16 --out mine-16-int8.onnx --int8
+      veca export veca-s14 --cores 64 --triton repository/      (the folders and config.pbtxt that Triton asks for)
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """a bundled name, a model folder, a .safetensors, an authors' .pt or a hub id"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """the .onnx file to write"""
+    triton: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """instead: a model repository of NVIDIA Triton, to which the model is added as NAME-CORES"""
     cores: int = 64
     """the budget, fixed in the file"""
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -76,9 +81,17 @@ class Agreement(NamedTuple):
 
 
 def main(arguments: list[str]) -> None:
-    settings = parse(Settings, arguments, "veca export")
-    if settings.out.suffix != ".onnx":
-        raise InputError(f"--out is an .onnx file, not {settings.out}")
+    settings = parse(Export, arguments, "veca export")
+    if (settings.out is None) == (settings.triton is None):
+        raise InputError("give --out FILE.onnx or --triton DIR, one of them")
+    out = settings.out
+    if settings.triton is not None:
+        refuse_file(settings.triton, "--triton")
+        name = re.sub(r"[^\w.-]", "-", Path(settings.model.removesuffix(".safetensors")).name or "veca")
+        out = settings.triton / f"{name}-{settings.cores}" / "1" / "model.onnx"
+    assert out is not None
+    if out.suffix != ".onnx":
+        raise InputError(f"--out is an .onnx file, not {out}")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     photos = list(settings.photos) or bundled_photos()
@@ -87,12 +100,14 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{missing}: no such file")
     model = load(settings.model, cores=settings.cores)
     try:
-        agreement = export(model, settings.out, settings.cores, settings.int8, photos)
+        agreement = export(model, out, settings.cores, settings.int8, photos)
+        if settings.triton is not None:
+            write_text(out.parents[1] / "config.pbtxt", triton_config(out.parents[1].name, model, settings.cores))
     except OSError as error:
-        raise InputError(f"cannot write {settings.out}: {error.strerror or error}") from error
-    size = settings.out.stat().st_size / 1e6
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
+    size = out.stat().st_size / 1e6
     kind = "8 bits" if settings.int8 else "float32"
-    print(f"{settings.out}: {size:.1f} MB, opset {OPSET}, {settings.cores} cores, {kind}; batch, height and width free")
+    print(f"{out}: {size:.1f} MB, opset {OPSET}, {settings.cores} cores, {kind}; batch, height and width free")
     print(f"compared with PyTorch on {len(photos)} photographs at {', '.join(agreement.sizes)}:")
     allowed = f"at least {LEAST_COSINE}" if settings.int8 else "not judged"
     print(f"  cosine: dense {agreement.dense_cosine:.5f} ({allowed}), global {agreement.global_cosine:.5f}")
@@ -123,6 +138,20 @@ def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path]) -
                 f"its versions of torch, onnxscript and onnxruntime do not work together"
             )
     return agreement
+
+
+def triton_config(name: str, model: Veca, cores: int) -> str:
+    """Triton's config.pbtxt; the batch is not among its dims. It batches requests of equal size by itself."""
+    width = model.config.feature_width
+    outputs = {"cls": [width], "patches": [-1, width], "cores": [cores, width], "coords": [cores, 2]}
+
+    def tensor(kind: str, name: str, dims: list[int]) -> str:
+        return f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: {dims} }}'
+
+    lines = [f'name: "{name}"', 'backend: "onnxruntime"', f"max_batch_size: {TRITON_BATCH}", "dynamic_batching { }"]
+    lines += [tensor("input", "images", [3, -1, -1])]
+    lines += [tensor("output", *each) for each in outputs.items()]
+    return "\n".join(lines) + "\n"
 
 
 def bundled_photos() -> list[Path]:

@@ -105,10 +105,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_file(out: str | Path) -> None:
+def refuse_file(out: str | Path, flag: str = "--out") -> None:
     """For `--out`, before the long work: what is a file cannot become a folder."""
     if Path(out).exists() and not Path(out).is_dir():
-        raise InputError(f"--out {out} is a file, not a folder")
+        raise InputError(f"{flag} {out} is a file, not a folder")
 
 
 def read_text(path: str | Path) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from veca.errors import InputError
 from veca.images import SUFFIXES
@@ -25,7 +28,17 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
 
 
-def walk(top: str | Path) -> Walk:
+def by_number(name: str) -> list[Any]:
+    """A key that sorts frames as they were taken: frame2 before frame10."""
+    words_and_numbers = re.split(r"([0-9]+)", name)  # a number at every other place
+    return [int(part) if place % 2 else part for place, part in enumerate(words_and_numbers)] + [name]
+
+
+def walk(
+    top: str | Path,
+    is_wanted: Callable[[str], bool] = is_image,  # by the name of a file
+    is_whole: Callable[[str], bool] = lambda path: False,  # by the path of a folder: it is one image
+) -> Walk:
     """Every image below a folder. Hidden folders are left out; a link to a folder is followed, each folder once."""
     found, seen = Walk(), set()
     folders: list[str] = [""]
@@ -49,8 +62,9 @@ def walk(top: str | Path) -> Walk:
             mode = _mode(entry.path)
             if stat.S_ISDIR(mode):
                 if not entry.name.startswith("."):
-                    (links if entry.is_symlink() else folders).append(name)
-            elif is_image(entry.name):
+                    into = links if entry.is_symlink() else folders
+                    (found.images if is_whole(entry.path) else into).append(name)
+            elif is_wanted(entry.name):
                 (found.images if stat.S_ISREG(mode) else found.special).append(name)
     found.images.sort()
     found.special.sort()

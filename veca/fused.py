@@ -26,8 +26,10 @@ from veca.block import Attention, Block, CoreSide, Read, read
 from veca.devices import fast_bfloat16
 from veca.rope import Rotation
 
-AS_WRITTEN = [(kind, kind.forward) for kind in (Block, Attention, nn.Linear, nn.LayerNorm)]
-METHODS = {name for kind in (Block, Attention) for name, value in vars(kind).items() if callable(value)} | {"forward"}
+AS_WRITTEN = {
+    (kind, name): value for kind in (Block, Attention) for name, value in vars(kind).items() if callable(value)
+} | {(kind, "forward"): kind.forward for kind in (nn.Linear, nn.LayerNorm)}
+METHODS = {name for _, name in AS_WRITTEN}
 
 
 class Workspace:
@@ -182,7 +184,7 @@ class FusedPass:
         self.group = max(1, piece // self.x.shape[1])  # small images go together
         cut = [self.count + end for _, end in pieces(patches.shape[1], piece)]
         self.bounds = list(zip([0, *cut], cut, strict=False))
-        self.by_patch: list[Rotation | None] = []  # of each piece's patches
+        self.by_patch: dict[int, list[Rotation | None]] = {}  # of each piece's patches, by the first image of a group
 
     @classmethod
     def start(cls, blocks: nn.ModuleList, cores: Tensor, patches: Tensor) -> FusedPass | None:
@@ -193,28 +195,29 @@ class FusedPass:
 
     def layer(self, index: int, by_core: Rotation | None, by_patch: Rotation | None) -> tuple[Tensor, Tensor]:
         """The cores and the patches after block `index`; `by_patch` is the same in every layer."""
-        if not self.by_patch:
-            spans = ((max(0, start - self.count), stop - self.count) for start, stop in self.bounds)
-            self.by_patch = [by_patch and by_patch.at(slice(*span)) for span in spans]
         for first in range(0, len(self.x), self.group):
             images = slice(first, first + self.group)
-            turns = self.by_patch
+            if first not in self.by_patch:
+                spans = ((max(0, start - self.count), stop - self.count) for start, stop in self.bounds)
+                own = by_patch and by_patch.of(images)
+                self.by_patch[first] = [own and own.at(slice(*span)) for span in spans]
+            turns = self.by_patch[first]
             if by_core is not None and turns[0] is not None:
-                turns = [joined(Rotation(by_core.cos[images], by_core.sin[images]), turns[0]), *turns[1:]]
+                turns = [joined(by_core.of(images), turns[0]), *turns[1:]]
             self.blocks[index].layer(self.x[images], self.count, turns, self.bounds)
         return self.x[:, : self.count], self.x[:, self.count :]
 
 
 def joined(cores: Rotation, patches: Rotation) -> Rotation:
-    """Of cores (B×1×C×d/2) and then patches, which share theirs (1×1×n×d/2)."""
+    """Of cores (B×1×C×d/2) and then patches, which may share theirs (1×1×n×d/2)."""
     pairs = ((cores.cos, patches.cos), (cores.sin, patches.sin))
     return Rotation(*(torch.cat((a, b.expand(a.shape[0], *b.shape[1:])), dim=-2) for a, b in pairs))
 
 
 def pieces(count: int, most: int) -> Iterator[tuple[int, int]]:
     """Ranges of patches of nearly equal length, at most `most` each."""
-    parts = max(1, -(-count // most))
-    ends = [count * part // parts for part in range(parts + 1)]
+    parts = -(-count // most)
+    ends = [count * part // max(1, parts) for part in range(parts + 1)]
     yield from itertools.pairwise(ends)
 
 
@@ -225,10 +228,10 @@ def piece_size(block: Block, dtype: torch.dtype) -> int:
 
 
 @functools.cache
-def cache_size() -> int:
+def cache_size(told: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
     """Bytes of the last cache that the first CPU sees (Linux tells); 32 MB where nobody tells."""
     sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for path in told.glob("index*/size"):
         try:
             text = path.read_text().strip()
             sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]])
@@ -248,9 +251,11 @@ def can_fuse(blocks: nn.ModuleList, x: Tensor) -> bool:
         return False
     if type(x) is not Tensor or torch.is_autocast_enabled("cpu") or modules._has_any_global_hook():
         return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap: `x` stands for many
+        return False
     if x.dtype != torch.float32 and not (x.dtype == torch.bfloat16 and fast_bfloat16(x.device)):
         return False
-    if any(kind.forward is not written for kind, written in AS_WRITTEN):
+    if any(vars(kind)[name] is not written for (kind, name), written in AS_WRITTEN.items()):
         return False
     return all(_as_built(block, x.dtype) for block in blocks)
 
@@ -262,9 +267,10 @@ def _as_built(block: nn.Module, dtype: torch.dtype) -> bool:
     if len(layers) != 8 or any(type(layer) is not nn.Linear and type(layer) is not nn.LayerNorm for layer in layers):
         return False
     for layer in layers:
-        weight = layer._parameters.get("weight")  # type: ignore[union-attr]
-        if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.is_meta:  # quantised, pruned, on disk
-            return False
+        for name in ("weight", "bias"):
+            own = layer._parameters.get(name)  # type: ignore[union-attr]
+            if type(own) is not nn.Parameter or own.dtype != dtype or own.is_meta:  # quantised, pruned, on disk, none
+                return False
     return all(_untouched(module) for module in (block, block.attn, *layers))  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """From whatever a user has (path, bytes, PIL image, array) to the tensor the model expects.
 
-    x = veca.preprocess("photo.jpg", size=512)      # 1×3×H×W, shorter side 512, both sides multiples of the patch
+    x = model.preprocess("photo.jpg")       # 1×3×H×W, the shorter side about 448, both sides whole patches of the model
 
 What is decided here, so that every command sees the same picture:
 - EXIF rotation is applied. Of an animation or a multi-page file the first frame is taken.
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in 0…1
 STD = (0.229, 0.224, 0.225)
+SIZE = 448  # pixels of the shorter side where nobody names another: whole patches of 14 and of 16
 MAX_PIXELS = 2**28  # 16384 × 16384, 0.8 GB as decoded RGB; every function here takes another limit (None: no limit)
 BAND = 256  # rows
 
@@ -58,21 +59,24 @@ _SIDEWAYS = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}
 
 
 def preprocess(
-    source: Source, size: int = 512, patch_size: int = 16, max_pixels: int | None = MAX_PIXELS
+    source: Source, size: int = SIZE, patch_size: int | None = None, max_pixels: int | None = MAX_PIXELS
 ) -> torch.Tensor:  # 1×3×H×W float32
-    """What the model expects of any image: see the top of this file; `size` is the shorter side in pixels.
+    """What a model of this `patch_size` expects of any image: see the top of this file; `size` is the shorter side.
 
-    The aspect ratio is kept up to rounding each side to whole patches, at least one (`grid_size` tells the grid).
-    Resampling is bicubic with antialiasing, straight to the final size; then ImageNet's mean and std.
+    `model.preprocess` knows the model's own patch size. The aspect ratio is kept up to rounding each side to whole
+    patches, at least one (`grid_size` tells the grid). Resampling is bicubic with antialiasing, straight to the final
+    size; then ImageNet's mean and std.
     """
+    if patch_size is None:  # 14 or 16: a guess would be wrong for every other model
+        raise InputError("which model is it for? model.preprocess(photo) knows, or name patch_size=model.patch_size")
     image = resize_to_patches(open_image(source, max_pixels), size, patch_size, max_pixels, _name(source))
     return to_tensor(image).unsqueeze(0)
 
 
 def resize_to_patches(
     image: Image.Image,
-    size: int = 512,
-    patch_size: int = 16,
+    size: int,
+    patch_size: int,
     max_pixels: int | None = MAX_PIXELS,
     name: str = "image",
 ) -> Image.Image:
@@ -87,7 +91,7 @@ def resize_to_patches(
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def grid_size(width: int, height: int, size: int = 512, patch_size: int = 16) -> tuple[int, int]:
+def grid_size(width: int, height: int, size: int, patch_size: int) -> tuple[int, int]:
     """The grid (h, w) that `preprocess` gives an upright image of this size: known before anything is decoded."""
     if size < 1 or patch_size < 1:
         raise InputError(f"size and patch_size must be at least 1 pixel, not {size} and {patch_size}")
@@ -121,8 +125,15 @@ def to_tensor(image: Image.Image) -> torch.Tensor:  # 3×H×W float32
 
     if image.mode != "RGB":
         image = open_image(image, max_pixels=None)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
-    return pixels.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+    return normalise(torch.from_numpy(np.array(image)))
+
+
+def normalise(pixels: torch.Tensor) -> torch.Tensor:  # …×H×W×3 uint8 → …×3×H×W float32
+    """ImageNet's normalisation, on the device where the pixels are: a quarter of the bytes went there."""
+    import torch
+
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (MEAN, STD))
+    return pixels.movedim(-1, -3).contiguous().float().div_(255).sub_(mean).div_(std)
 
 
 def open_image(source: Source, max_pixels: int | None = MAX_PIXELS) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Veca: the forward pass, top to bottom (paper, section 3; docs/mathematics.md)."""
+"""Veca: the forward pass, top to bottom (paper, section 3; docs/research/mathematics.md)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from veca.cores import CoreBank
 from veca.dino import DinoNames
 from veca.errors import InputError
 from veca.fused import FusedPass
+from veca.images import MAX_PIXELS, SIZE, preprocess
+from veca.mixed import Cells, check_share, choose_cells
 from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch.distributed import ProcessGroup
 
+    from veca.large.picture import StripSource
+    from veca.large.sinks import Sink
     from veca.scan import Scan
-    from veca.strips import StripSource
 
 
 class VecaOutput(NamedTuple):
@@ -41,6 +45,8 @@ class VecaOutput(NamedTuple):
     """(h, w), h·w = N"""
     attention: list[AttentionMaps] | None = None
     """one per layer, on request"""
+    cells: Cells | None = None
+    """which squares stood for the patches, at mixed scale"""
 
 
 class Layers(NamedTuple):
@@ -103,19 +109,37 @@ class Veca(DinoNames, nn.Module):
                 parameter.requires_grad_(False)
         return self
 
-    def forward(self, images: Tensor, cores: int | None = None, return_attention: bool = False) -> VecaOutput:
+    def forward(
+        self,
+        images: Tensor,
+        cores: int | None = None,
+        return_attention: bool = False,
+        is_training: None = None,
+        *,
+        patches: float | None = None,
+    ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
-        `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise).
+        `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
+        grid's patches to spend, coarse ones where there is little to see (`veca.mixed`); the output is as dense as
+        ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the name of what gives that
+        answer here.
         """
-        layers = self.forward_layers(images, cores, return_attention=return_attention, last_only=True)
-        core_features = self.output(layers.cores[-1])
+        if is_training is not None:
+            raise InputError(
+                "DINOv2's is_training=True is model.forward_features(images) here, and is_training=False is "
+                "model(images).cls; model.train() and model.eval() are PyTorch's"
+            )
+        cells = self.cells(images, cores, patches)
+        layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
+        core_features, dense = self.output(layers.cores[-1]), self.output(layers.patches[-1])
         return VecaOutput(
             cls=core_features[:, 0],
-            patches=self.output(layers.patches[-1]),
+            patches=dense if cells is None else cells.spread(dense),
             cores=core_features,
             coords=layers.coords[-1],
             grid=layers.grid,
             attention=layers.attention if return_attention else None,
+            cells=cells,
         )
 
     def forward_layers(
@@ -126,6 +150,9 @@ class Veca(DinoNames, nn.Module):
         forced_patches: Sequence[Tensor | None] | None = None,  # per block, B×N×D; None: the block's own
         forcing: float = 1.0,
         looking: Tensor | None = None,
+        reading: Tensor | None = None,
+        turn: float = 1.0,
+        cells: Cells | None = None,
         return_attention: bool = False,
         last_only: bool = False,
         keep: Collection[int] | None = None,
@@ -136,18 +163,21 @@ class Veca(DinoNames, nn.Module):
         `forced_patches` replaces the patches that enter each block, so that only the cores flow from block to block:
         the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
-        patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. With
+        patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
+        patches numbered in `reading` are read by the cores; None: all. Angles are `turn` of what they should be, so
+        that a model without rotation can grow into it. With `cells` these are the patches (B×T×D), at mixed scale. With
         `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
         """
         budget = self.check(images, cores)
-        patches, grid = self.embed(images)
+        patches, grid = self.embed(images, cells)
         tokens, state, pace = self.bank(budget, images.shape[0])
         tokens = tokens.to(patches.dtype)
-        by_patch = self.patch_rotation(grid, images.device)
+        by_patch = self.patch_rotation(grid, images.device, turn, cells)
         layers = Layers([], [], [], [], grid, (tokens, patches), [])
         fused = None
-        if forced_patches is None and not return_attention and not joined:
+        if forced_patches is None and reading is None and not return_attention and not joined:
             fused = FusedPass.start(self.blocks, tokens, patches)  # the same blocks, faster; None where it must not
+        which = (looking,) if reading is None else (looking, reading)
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             if forced_patches is not None and (forced := forced_patches[index]) is not None:
@@ -156,16 +186,16 @@ class Veca(DinoNames, nn.Module):
             if index > 0:
                 state = self.bank.move(state, pace, tokens, index)
             position = state.tanh()
-            by_core = self.rotation(position)
+            by_core = self.rotation(position * turn)
             if return_attention:
                 normed = block.norm_attn(tokens), block.norm_attn(patches)  # type: ignore[operator]
                 layers.attention.append(block.attn.maps(*normed, by_core, by_patch))  # type: ignore[operator, union-attr]
             if fused is not None:
                 tokens, patches = fused.layer(index, by_core, by_patch)
             elif self.grad_checkpointing and torch.is_grad_enabled():
-                tokens, patches = checkpoint(block, tokens, patches, by_core, by_patch, looking, use_reentrant=False)
+                tokens, patches = checkpoint(block, tokens, patches, by_core, by_patch, *which, use_reentrant=False)
             else:
-                tokens, patches = block(tokens, patches, by_core, by_patch, looking)
+                tokens, patches = block(tokens, patches, by_core, by_patch, *which)
             if joined:
                 layers.joined.append(torch.cat((tokens, patches), dim=1))
                 tokens, patches = layers.joined[-1][:, :budget], layers.joined[-1][:, budget:]
@@ -185,9 +215,7 @@ class Veca(DinoNames, nn.Module):
         """The budget of this call; a ValueError says what was given and what is allowed."""
         patch = self.config.patch_size
         if not isinstance(images, Tensor):
-            raise InputError(
-                f"images must be one tensor, B×3×H×W, not {type(images).__name__}: model.preprocess makes it of a photo"
-            )
+            raise InputError(f"images must be one tensor, B×3×H×W, {_instead_of(images)}")
         channels = self.patch_embed.proj.in_channels  # 3, but in timm's hands
         if images.ndim != 4 or images.shape[1] != channels:
             raise InputError(f"images must be B×{channels}×H×W, not {'×'.join(map(str, images.shape)) or 'a scalar'}")
@@ -211,11 +239,22 @@ class Veca(DinoNames, nn.Module):
             raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
         return budget
 
-    def embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Patch tokens (B×N×D), with their table entries where the model has a table, and their grid."""
-        patches, grid = self.patch_embed(images)
+    def cells(self, images: Tensor, cores: int | None, share: float | None) -> Cells | None:
+        """The cells of a pass with this share of the patches; None: the grid's own."""
+        if share is None:
+            return None
+        check_share(share)
+        self.check(images, cores)
+        return None if share == 1 else choose_cells(images, self.config.patch_size, share)
+
+    def embed(self, images: Tensor, cells: Cells | None = None) -> tuple[Tensor, tuple[int, int]]:
+        """Patch tokens (B×N×D, or of `cells`), with their table entries where the model has a table, and the grid."""
+        seen = images if cells is None else cells.squares(images, self.config.patch_size)
+        patches, grid = self.patch_embed(seen)
+        grid = grid if cells is None else cells.grid
         if self.config.positions == "table":
-            patches = patches + table.resized(self.table, grid).to(patches.dtype)
+            entries = table.resized(self.table, grid) if cells is None else cells.entries(self.table)
+            patches = patches + entries.to(patches.dtype)
         return patches, grid
 
     def rotation(self, coords: Tensor) -> Rotation | None:
@@ -227,19 +266,25 @@ class Veca(DinoNames, nn.Module):
         config = self.config
         return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if config.turns else None
 
-    def patch_rotation(self, grid: tuple[int, int], device: torch.device) -> Rotation | None:
-        """Of a grid's patches; in training their positions are drawn anew."""
+    def patch_rotation(
+        self, grid: tuple[int, int], device: torch.device, turn: float = 1.0, cells: Cells | None = None
+    ) -> Rotation | None:
+        """Of a grid's patches, or of cells; in training their positions are drawn anew."""
         if not self.config.turns:
             return None
         across, down = axis_coords(grid[1], device), axis_coords(grid[0], device)
-        return self.lattice_rotation(*(jitter(across, down) if self.training else (across, down)))
+        if cells is not None:
+            across, down = cells.centres.unbind(-1)
+        if self.training:
+            across, down = jitter(across, down)
+        if cells is not None:
+            return self.rotation(torch.stack((across, down), dim=-1) * turn)
+        return self.lattice_rotation(across * turn, down * turn)
 
-    def preprocess(self, source: Any, size: int = 448, max_pixels: int | None = None) -> Tensor:  # 1×3×H×W
+    def preprocess(self, source: Any, size: int = SIZE, max_pixels: int | None = MAX_PIXELS) -> Tensor:  # 1×3×H×W
         """A photo (path, bytes, PIL image, array) as this model expects it, the shorter side about `size` pixels."""
-        from veca.images import MAX_PIXELS, preprocess
-
         weight = self.patch_embed.proj.weight
-        image = preprocess(source, size, self.config.patch_size, MAX_PIXELS if max_pixels is None else max_pixels)
+        image = preprocess(source, size, self.config.patch_size, max_pixels)
         return image.to(weight.device, weight.dtype)
 
     def stream(
@@ -250,20 +295,24 @@ class Veca(DinoNames, nn.Module):
         *,
         tokens: Literal["float32", "float16"] = "float32",
         spill: str | Path | None = None,
-        out: str | Path | None = None,
+        out: str | Path | Sink | None = None,
         report: Callable[[str, int, int], None] | None = None,
+        where: str | Path | np.ndarray[Any, Any] | Tensor | None = None,
+        group: ProcessGroup | None = None,
     ) -> VecaOutput:
         """The exact forward pass of one image of any size, at most `tile` patches at a time, without gradients.
 
-        `source` is an array or memory map (H×W×3), a path to a TIFF file, which is read strip by strip, to an .npy or
-        to any other image, or a normalised tensor (3×H×W). It is taken at its own size; rows and columns beyond the
+        `source` is an array or memory map (H×W×3), a path to any image, a picture of `veca.open_source` (a slide, a
+        scene, an array, at a resolution that you choose) or a normalised tensor (3×H×W). Rows and columns beyond the
         last whole patch are left out. Memory is one buffer of tokens (N·D numbers) and a constant: `tokens="float16"`
         halves the buffer at the cost of rounding, `spill` keeps it in a file in that folder. `out` is an .npy file
-        (h×w×D′) for the dense feature, which the result then maps. `report` hears what is done, how much, of how much.
+        (h×w×D′) for the dense feature, which the result then maps, or a sink (veca.large.sinks). `where` is a mask (see
+        `scan`): the feature of what it leaves out is zero. `report` hears what is done, how much, of how much.
+        With a `group` of torch.distributed its ranks, all of which call this, share the image (docs/parallel.md).
         """
         from veca.streaming import stream
 
-        return stream(self, source, cores, tile, tokens, spill, out, report)
+        return stream(self, source, cores, tile, tokens, spill, out, report, where, group)
 
     def scan(
         self,
@@ -275,18 +324,19 @@ class Veca(DinoNames, nn.Module):
         where: str | Path | np.ndarray[Any, Any] | Tensor | None = None,
         tokens: Literal["float32", "float16"] = "float32",
         spill: str | Path | None = None,
-        out: str | Path | None = None,
+        out: str | Path | Sink | None = None,
         report: Callable[[str, int, int], None] | None = None,
+        group: ProcessGroup | None = None,
     ) -> Scan:
         """One pass over an image of any size that keeps what its cores went through: `look` at any part of it later.
 
         Takes what `stream` takes. With `share` below 1 the cores read an even share of the patches, at that share of
-        the cost; `where` is a mask of any resolution (an array, or a path to a picture): patches of which it covers
-        less than half are neither read nor looked with.
+        the cost; `where` is a mask of any resolution (an array, a path to a picture or to GeoJSON): patches of which it
+        covers less than half are neither read nor looked with; "auto" finds blank glass, or nodata.
         """
         from veca.scan import scan
 
-        return scan(self, source, cores, tile, share, where, tokens, spill, out, report)
+        return scan(self, source, cores, tile, share, where, tokens, spill, out, report, group)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each block's input while training and compute the rest again in the backward pass."""
@@ -323,6 +373,16 @@ class PatchConv(nn.Conv2d):
         rows = nn.functional.linear(pixels, self.weight.flatten(1), self.bias)
         squares: Tensor = rows.transpose(1, 2).unflatten(2, grid)  # a view: `PatchEmbed` turns it back
         return squares
+
+
+def _instead_of(images: object) -> str:
+    """What to do with what was given as images."""
+    if isinstance(images, (list, tuple)) and images and all(isinstance(image, Tensor) for image in images):
+        return (
+            f"not a {type(images).__name__} of {len(images)} tensors: stack crops of one size (torch.stack, or "
+            "torch.cat of batches), and call the model once for each size"
+        )
+    return f"not {type(images).__name__}: model.preprocess makes it of a photo, as in model(model.preprocess(photo))"
 
 
 def create_model(name: str, **overrides: Any) -> Veca:

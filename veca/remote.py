@@ -16,6 +16,7 @@ CLASSES = {
     "AutoModelForImageClassification": "VecaForImageClassification",
     "AutoModelForSemanticSegmentation": "VecaForSemanticSegmentation",
     "AutoModelForDepthEstimation": "VecaForDepthEstimation",
+    "AutoModelForUniversalSegmentation": "VecaForUniversalSegmentation",
     "AutoImageProcessor": "VecaImageProcessor",
 }
 AUTO_MAP = {auto: f"modeling_veca.{name}" for auto, name in CLASSES.items()}

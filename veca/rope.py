@@ -1,4 +1,4 @@
-"""Rotary positions over continuous 2-D coordinates (paper, section 3.3; docs/mathematics.md).
+"""Rotary positions over continuous 2-D coordinates (paper, section 3.3; docs/research/mathematics.md).
 
 Everything here is float32, whatever the model's precision: a coordinate in bfloat16 is off by a patch at 2048².
 Coordinates are (x, y) in [−1, 1].
@@ -30,6 +30,10 @@ class Rotation:
     def at(self, tokens: Tensor | slice) -> Rotation:
         """Of some of the tokens, by number."""
         return Rotation(self.cos[..., tokens, :], self.sin[..., tokens, :])
+
+    def of(self, images: slice) -> Rotation:
+        """Of some of the images; the same where all share it."""
+        return self if len(self.cos) == 1 else Rotation(self.cos[images], self.sin[images])
 
 
 def frequencies(head_width: int, zero_fraction: float, device: torch.device | None = None) -> Tensor:

@@ -269,13 +269,16 @@ def one_line(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the names, shapes and values of all weights, and over the configuration that gives them meaning."""
+def weights_digest(model: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """SHA-256 over the names, shapes and values (as `dtype` has them, or as they are) of all weights, and over the
+    configuration that gives them meaning.
+    """
     config = getattr(model, "config", None)
     settings = config.to_dict() if config is not None else {}
     settings = {name: value for name, value in settings.items() if name not in INCIDENTAL}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
+        tensor = tensor.to(dtype or tensor.dtype)
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import webbrowser
@@ -19,13 +20,14 @@ from veca.backbones import Backbone, load_backbone
 from veca.cli import parse
 from veca.devices import pick_device
 from veca.errors import InputError
-from veca.files import refuse_file, write_json, write_text
+from veca.files import refuse_file, whole_file, write_json, write_text
+from veca.images import SIZE
 
 Figure = Literal["features", "similarity", "cores", "layers", "positions", "budgets"]
 
 
 @dataclass
-class Settings:
+class Explore:
     """Look inside a model: an interactive page by default, a figure with --figure, numbers with --metrics.
 
     Without --figure one self-contained HTML file is written and opened. With --figure NAME, DIR gets NAME.png and
@@ -35,6 +37,7 @@ class Settings:
       veca explore photo.jpg
       veca explore cat.jpg dog.jpg                           # find the same part in the other photo
       veca explore photo.jpg --model models/a --model models/b
+      veca explore photo.jpg --stride 7                      # maps twice as fine
       veca explore photo.jpg --figure features --sizes 256 512 1024 --method umap
       veca explore photo.jpg --figure similarity --at 120,80 --at 300,210
       veca explore photo.jpg --figure cores --core 0 --core 5
@@ -57,7 +60,7 @@ class Settings:
     budgets: tuple[int, ...] = (8, 16, 32, 64)
     """the budgets of the page, layers and budgets"""
     size: int | None = None
-    """the shorter side in pixels (default: 512; layers, metrics and the page 448; a page of two panes 336)"""
+    """the shorter side in pixels (default: 448; a page of two panes 336)"""
     sizes: tuple[int, ...] = (256, 512, 1024)
     """the sizes of features"""
     method: Literal["pca", "umap"] | None = None
@@ -68,6 +71,10 @@ class Settings:
     """a core that the figure `cores` shows; may be repeated (default: the first six)"""
     limit: int = 32
     """how many photos of DATA are measured"""
+    stride: int | None = None
+    """page: pixels from one feature of the last layer to the next, for finer maps (default: the patch size)"""
+    url: str = ""
+    """page: the address of the folder in which it will be published, so that links to it show its picture"""
     open: bool = True
     """open the page in a browser"""
     device: str = "auto"
@@ -75,7 +82,7 @@ class Settings:
 
 
 def main(arguments: list[str]) -> None:
-    settings = parse(Settings, arguments, "veca explore")
+    settings = parse(Explore, arguments, "veca explore")
     check(settings)
     backbones = [load_backbone(name, pick_device(settings.device)) for name in settings.model or ("veca-s14",)]
     if settings.metrics is not None:
@@ -86,11 +93,11 @@ def main(arguments: list[str]) -> None:
     if settings.figure is None:
         write_page(settings, photos, backbones)
         return
-    paths = draw(settings, photos, backbones).write(settings.out, settings.figure)
+    paths = picture(settings, photos, backbones).write(settings.out, settings.figure)
     print(f"{' and '.join(map(str, paths))} ({time.perf_counter() - started:.1f} s)")
 
 
-def check(settings: Settings) -> None:
+def check(settings: Explore) -> None:
     """What can be refused before a model is loaded."""
     if settings.metrics is not None and (settings.photos or settings.figure):
         raise InputError("--metrics takes its photos from DATA: give no photos and no --figure with it")
@@ -100,6 +107,10 @@ def check(settings: Settings) -> None:
         raise InputError(f"--limit must be at least 1, not {settings.limit}")
     if not settings.sizes or not settings.budgets:
         raise InputError("--sizes and --budgets need at least one number")
+    if (settings.stride or settings.url) and (settings.figure or settings.metrics):
+        raise InputError("--stride and --url belong to the page: leave out --figure and --metrics")
+    if settings.url and re.fullmatch(r"https?://[^\s\"'<>]+", settings.url) is None:
+        raise InputError(f"--url is an address such as https://example.org/pages, not {settings.url!r}")
     refuse_file(settings.out)
     points(settings.at)
     pick_device(settings.device)
@@ -117,10 +128,10 @@ def points(texts: Sequence[str]) -> list[tuple[float, float]]:
     return found
 
 
-def draw(settings: Settings, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> Picture:
+def picture(settings: Explore, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> Picture:
     from veca.analysis import core_figures, figures
 
-    size = settings.size or 512
+    size = settings.size or SIZE
     if settings.figure == "features":
         method = settings.method or "pca"
         return figures.features_figure(photos, backbones, settings.sizes, method, settings.cores)
@@ -133,14 +144,14 @@ def draw(settings: Settings, photos: Sequence[Photo], backbones: Sequence[Backbo
     if settings.figure == "budgets":
         return core_figures.budgets_figure(photos, backbones, settings.budgets, size)
     method = settings.method or "umap"
-    return core_figures.layers_figure(photos, backbones, settings.budgets, method, settings.size or 448)
+    return core_figures.layers_figure(photos, backbones, settings.budgets, method, size)
 
 
-def write_metrics(settings: Settings, backbones: Sequence[Backbone]) -> None:
+def write_metrics(settings: Explore, backbones: Sequence[Backbone]) -> None:
     from veca.analysis.metrics import measure_models, summary
 
     assert settings.metrics is not None
-    results = measure_models(backbones, settings.metrics, settings.size or 448, settings.cores, settings.limit)
+    results = measure_models(backbones, settings.metrics, settings.size or SIZE, settings.cores, settings.limit)
     path = settings.out / "metrics.json"
     write_json(path, results)
     for result in results:
@@ -150,14 +161,25 @@ def write_metrics(settings: Settings, backbones: Sequence[Backbone]) -> None:
     print(path)
 
 
-def write_page(settings: Settings, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> None:
-    from veca.explorer import build_page
+def write_page(settings: Explore, photos: Sequence[Photo], backbones: Sequence[Backbone]) -> None:
+    from veca.explorer.page import make_page
 
     started = time.perf_counter()
-    page = build_page(photos, backbones, size=settings.size, budgets=settings.budgets)
     path = settings.out / f"{'-'.join(photo.name for photo in photos)}.html"
-    write_text(path, page)
-    print(f"{path}: {len(page.encode()) / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s")
+    picture = path.with_suffix(".jpg")
+    page = make_page(
+        photos,
+        backbones,
+        size=settings.size,
+        budgets=settings.budgets,
+        stride=settings.stride,
+        picture=picture.name,
+        url=settings.url,
+    )
+    with whole_file(picture) as temporary:
+        temporary.write_bytes(page.picture)
+    write_text(path, page.html)
+    print(f"{path}: {len(page.html.encode()) / 1e6:.1f} MB, in {time.perf_counter() - started:.1f} s")
     if settings.open and has_screen() and not webbrowser.open(path.resolve().as_uri()):
         print("no browser could be started: open the file yourself", file=sys.stderr)
 

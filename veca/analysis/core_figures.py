@@ -15,6 +15,7 @@ from veca.analysis.projection import Method, colours, project
 from veca.analysis.similarity import cosine_map
 from veca.backbones import Backbone
 from veca.errors import InputError, require
+from veca.images import SIZE
 from veca.model import Veca
 
 BUDGETS = (8, 16, 32, 64)
@@ -43,7 +44,7 @@ def layers_figure(
     backbones: Sequence[Backbone],
     budgets: Sequence[int] = BUDGETS,
     method: Method = "umap",
-    size: int = 448,
+    size: int = SIZE,
 ) -> Picture:
     """Layers × budgets, patches coloured by a joint projection of their contribution profiles (Fig. 7, A.9)."""
     photo, backbone = one(photos, "photo"), one(backbones, "model")
@@ -85,7 +86,7 @@ def layers_figure(
 
 @torch.inference_mode()
 def positions_figure(
-    photos: Sequence[Photo], backbones: Sequence[Backbone], size: int = 512, cores: int | None = None
+    photos: Sequence[Photo], backbones: Sequence[Backbone], size: int = SIZE, cores: int | None = None
 ) -> Picture:
     """Where the cores sit and how they move through the layers, over the photo."""
     colormaps = require("matplotlib", "explore").colormaps
@@ -137,7 +138,7 @@ def positions_figure(
 
 
 def budgets_figure(
-    photos: Sequence[Photo], backbones: Sequence[Backbone], budgets: Sequence[int] = BUDGETS, size: int = 512
+    photos: Sequence[Photo], backbones: Sequence[Backbone], budgets: Sequence[int] = BUDGETS, size: int = SIZE
 ) -> Picture:
     """What each budget loses: cosine to the full budget, per patch and overall."""
     rows = [(photo, backbone) for photo in photos for backbone in backbones]

@@ -126,6 +126,16 @@ def half_distance(cosine: Tensor) -> float:
     return float(centres[below - 1] + step * (centres[below] - centres[below - 1]))
 
 
+def path_length(places: Tensor) -> float:
+    """How far a core goes from its first layer to its last (places: L×C×2 in −1…1): mean over cores, in image sides."""
+    return float(places.double().diff(dim=0).norm(dim=-1).sum(0).mean()) / 2
+
+
+def parting(places: Tensor) -> float:
+    """How far a core ends from where it ends on average over photos (places: P×C×2 in −1…1): the same mean."""
+    return float((places.double() - places.double().mean(0)).norm(dim=-1).mean()) / 2
+
+
 def patch_plane(grid: tuple[int, int]) -> Tensor:
     """Centres of the patches (N×2) in units of the shorter side."""
     height, width = grid

@@ -16,7 +16,8 @@ from veca.files import whole_file
 INK, QUIET, PAPER = "#1c2024", "#667079", "#ffffff"
 MAP = "viridis"  # perceptual, and readable without colour vision; the explorer uses the same
 FONTS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
-GAP, MARGIN, LABEL, HEAD = 0.07, 0.28, 0.36, 0.26  # inches
+GAP, MARGIN, LABEL, HEAD = 0.07, 0.2, 0.38, 0.26  # inches
+WIDEST = 9.2  # inches: words of 9 points are still read where a page shows the sheet 720 pixels wide
 
 
 class Picture(NamedTuple):
@@ -29,7 +30,7 @@ class Picture(NamedTuple):
         """NAME.png and NAME.npz, each whole or not at all."""
         paths = [folder / f"{name}.png", folder / f"{name}.npz"]
         with whole_file(paths[0]) as temporary:
-            self.sheet.figure.savefig(temporary, dpi=160, facecolor=PAPER)
+            self.sheet.figure.savefig(temporary, dpi=200, facecolor=PAPER)
         with whole_file(paths[1]) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, **self.arrays)  # type: ignore[arg-type]
         return paths
@@ -44,28 +45,29 @@ class Sheet:
         note: str,  # what is shown, in words
         columns: Sequence[str],
         rows: Sequence[tuple[str, str, float]],  # two labels, height ÷ width
-        panel: float = 2.2,  # inches
+        panel: float = 2.2,  # inches; less where so many would make the sheet too wide
         bar: bool = True,  # leave room for a colour bar below
     ) -> None:
         self.figure = require("matplotlib.figure", "explore").Figure()
         left = MARGIN + (LABEL if any(label for label, _, _ in rows) else 0)
+        panel = min(panel, (WIDEST - left - MARGIN + GAP) / len(columns) - GAP)
         self.width = max(left + len(columns) * (panel + GAP) - GAP + MARGIN, 5.2)
-        note = "\n".join(textwrap.wrap(note, int((self.width - 2 * MARGIN) * 16.2)))
-        top = MARGIN + 0.34 + 0.165 * (note.count("\n") + 1) + HEAD
+        note = "\n".join(textwrap.wrap(note, int((self.width - 2 * MARGIN) * 15.3)))
+        top = MARGIN + 0.34 + 0.175 * (note.count("\n") + 1) + HEAD
         heights = [ratio * panel for _, _, ratio in rows]
         self.height = top + sum(heights) + GAP * (len(rows) - 1) + MARGIN + (0.45 if bar else 0)
         self.left, self.panel, self.heights, self.top = left, panel, heights, top
         self.figure.set_size_inches(self.width, self.height)
         self.text(MARGIN, MARGIN, title, size=13, weight="bold", va="top")
-        self.text(MARGIN, MARGIN + 0.32, note, size=8.5, color=QUIET, va="top", linespacing=1.35)
+        self.text(MARGIN, MARGIN + 0.32, note, size=9, color=QUIET, va="top", linespacing=1.35)
         for index, label in enumerate(columns):
-            self.text(left + index * (panel + GAP), top - 0.06, label, size=8.5, va="baseline")
+            self.text(left + index * (panel + GAP), top - 0.06, label, size=9, va="baseline")
         for index, (label, second, _) in enumerate(rows):
             middle = top + sum(heights[:index]) + GAP * index + heights[index] / 2
-            room = max(4, int(heights[index] * 14))
-            for words, away, colour in ((label, 0.24 if second else 0.09, INK), (second, 0.09, QUIET)):
+            room = max(4, int(heights[index] * 13.5))
+            for words, away, colour in ((label, 0.25 if second else 0.09, INK), (second, 0.09, QUIET)):
                 style = {"rotation": 90, "ha": "right", "va": "center", "color": colour}
-                self.text(left - away, middle, shortened(words, room), size=8, **style)
+                self.text(left - away, middle, shortened(words, room), size=8.5, **style)
 
     def text(self, x: float, y: float, words: str, **style: Any) -> None:
         """Words at (x, y) inches from the top left."""
@@ -108,9 +110,9 @@ class Sheet:
         )
         axes.imshow(np.linspace(0, 1, 256)[None], cmap=MAP, aspect="auto")
         axes.set_axis_off()
-        self.text(self.left, y + 0.27, f"{low:.2f}  {words[0]}", size=8, va="baseline")
-        self.text(self.left + width, y + 0.27, f"{words[1]}  {high:.2f}", size=8, va="baseline", ha="right")
-        self.text(self.left + width + 0.15, y + 0.085, unit, size=8, va="baseline", color=QUIET)
+        self.text(self.left, y + 0.27, f"{low:.2f}  {words[0]}", size=8.5, va="baseline")
+        self.text(self.left + width, y + 0.27, f"{words[1]}  {high:.2f}", size=8.5, va="baseline", ha="right")
+        self.text(self.left + width + 0.15, y + 0.085, unit, size=8.5, va="baseline", color=QUIET)
 
     def line_axes(self, row: int, column: int, height: float = 1.7) -> Any:
         """A panel for curves, at most `height` inches, drawn inside its place so that its ticks have room."""
@@ -129,7 +131,7 @@ class Sheet:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(4))
         for side in ("left", "bottom"):
             axes.spines[side].set(visible=True, color="#c9ced3", linewidth=0.8)
-        axes.tick_params(labelsize=7.5, colors=QUIET, length=0)
+        axes.tick_params(labelsize=8, colors=QUIET, length=0)
         axes.grid(color="#e7eaed", linewidth=0.7)
         axes.set_axisbelow(True)
         return axes

@@ -17,6 +17,7 @@ from veca.analysis.projection import Method, align, colours, project, unit
 from veca.analysis.similarity import cosine_map, patch_at, patch_centre, typical_patches
 from veca.backbones import Backbone
 from veca.errors import InputError
+from veca.images import SIZE
 
 
 def features_figure(
@@ -33,7 +34,7 @@ def features_figure(
         zip(asked, joint_colours([found[key] for key in asked], [b for b, _, _ in asked], method), strict=True)
     )
     arrays: dict[str, np.ndarray] = {"sizes": np.array(sizes)}
-    columns = ["photo", *(f"{size} px" for size in sizes), f"over the photo, {sizes[-1]} px", "global to patch"]
+    columns = ["photo", *(f"{size} px" for size in sizes), "over the photo", "global to patch"]
     rows = [(photo.name, backbone.name, photo.aspect) for photo in photos for backbone in backbones]
     sheet = Sheet(
         "Dense features",
@@ -98,7 +99,7 @@ def similarity_figure(
     photos: Sequence[Photo],
     backbones: Sequence[Backbone],
     points: Sequence[tuple[float, float]] = (),  # pixels of the first photo
-    size: int = 512,
+    size: int = SIZE,
     cores: int | None = None,
 ) -> Picture:
     """Cosine of chosen patches of the first photo to all patches of every photo (Fig. 4)."""
@@ -151,7 +152,7 @@ def cores_figure(
     photos: Sequence[Photo],
     backbones: Sequence[Backbone],
     chosen: Sequence[int] = (),
-    size: int = 512,
+    size: int = SIZE,
     cores: int | None = None,
 ) -> Picture:
     """Cosine of chosen cores to all patches (Fig. 6)."""

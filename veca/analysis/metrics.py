@@ -1,7 +1,7 @@
 """`veca explore --metrics DATA`: numbers about the cores of each model, averaged over photos, as JSON.
 
-docs/inside.md says what each number means. DATA is a folder of photos, or one with `images/` and `masks/` (perhaps
-inside `val/`), whose masks name the labelled regions.
+docs/research/cores.md says what each number means. DATA is a folder of photos, or one with `images/` and `masks/`
+(perhaps inside `val/`), whose masks name the labelled regions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from veca.analysis.photos import Photo, features, open_photo, photo_tensor
 from veca.backbones import Backbone
 from veca.errors import InputError
 from veca.folders import walk
-from veca.images import stored_values
+from veca.images import SIZE, stored_values
 from veca.model import Veca
 
 KINDS = ("reads", "read_by")
@@ -68,7 +68,7 @@ def open_example(path: Path, mask: Path | None) -> Example:
 
 
 def measure_models(
-    backbones: Sequence[Backbone], data: Path, size: int = 448, cores: int | None = None, limit: int = 32
+    backbones: Sequence[Backbone], data: Path, size: int = SIZE, cores: int | None = None, limit: int = 32
 ) -> list[dict[str, Any]]:
     """One table of numbers per model; a teacher, which has no cores, gets its locality only."""
     found = find_examples(data, limit)
@@ -81,6 +81,7 @@ def measure_models(
                 "cores": cores or backbone.model.default_cores,
             }
             results[-1] |= measure_cores(backbone, found, size, cores)
+            results[-1]["movement"] = movement(backbone, found, size, cores)
         results[-1]["locality"] = locality(backbone, found, size, cores)
     return results
 
@@ -109,6 +110,21 @@ def measure_cores(
     average = mean_of([{key: value for key, value in row.items() if value} for row in rows])
     assert isinstance(average, dict)
     return average
+
+
+@torch.inference_mode()
+def movement(
+    backbone: Backbone, found: Sequence[tuple[Path, Path | None]], size: int, cores: int | None
+) -> dict[str, Any]:
+    """How far cores go through the layers, and how far apart one core ends on different photos."""
+    paths = []
+    for path, _ in found:
+        images, _ = photo_tensor(open_photo(path), backbone.model, size, backbone.device)
+        paths.append(torch.stack(backbone.veca.forward_layers(images, cores).coords)[:, 0].cpu())  # L×C×2
+    return {
+        "path_length": plain(float(np.mean([measure.path_length(places) for places in paths]))),
+        "parting": plain(measure.parting(torch.stack([places[-1] for places in paths]))),
+    }
 
 
 def core_maps(backbone: Backbone, photo: Photo, size: int, cores: int | None) -> Maps:
@@ -245,6 +261,8 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append((f"redundancy, {budget} cores", both))
         for name, kinds in result["stability"].items():
             lines.append((f"stability, {name}", "  ".join(f"{kind} {np.mean(kinds[kind]):.2f}" for kind in KINDS)))
+        moved = "path {path_length:.3f}, apart on different photos {parting:.3f}, of the image's side"
+        lines.append(("movement of the cores", moved.format(**result["movement"])))
         lines.append(("isotropy", "  ".join(f"{kind} {np.mean(result['isotropy'][kind]):.2f}" for kind in KINDS)))
     if "regions" in result:
         for kind in KINDS:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from veca.backbones import Backbone, Model
 from veca.errors import InputError
-from veca.images import Source, grid_size, open_image, resize_to_patches, to_tensor
+from veca.extract.extractor import Extractor
+from veca.images import Source, normalise, open_image, resize_to_patches
 
 
 class Photo(NamedTuple):
@@ -36,21 +37,24 @@ def open_photo(source: Source, name: str | None = None, max_pixels: int = 2**28)
     return Photo(name, open_image(source, max_pixels))
 
 
-def photo_tensor(photo: Photo, model: Model, size: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
-    """What the model sees of a photo whose shorter side becomes about `size` (1×3×H×W), and its grid."""
+def photo_pixels(photo: Photo, model: Model, size: int) -> Tensor:  # H×W×3 uint8
+    """What the model sees of a photo whose shorter side becomes about `size`."""
     if size < model.patch_size:
         raise InputError(f"the size must be at least one patch ({model.patch_size} pixels), not {size}")
-    grid = grid_size(photo.image.width, photo.image.height, size, model.patch_size)
-    pixels = resize_to_patches(photo.image, size, model.patch_size, name=photo.name)
-    return to_tensor(pixels).unsqueeze(0).to(device, next(model.parameters()).dtype), grid
+    return torch.from_numpy(np.array(resize_to_patches(photo.image, size, model.patch_size, name=photo.name)))
 
 
-@torch.inference_mode()
+def photo_tensor(photo: Photo, model: Model, size: int, device: torch.device) -> tuple[Tensor, tuple[int, int]]:
+    """The same, normalised (1×3×H×W), and its grid: for figures that look inside the model."""
+    pixels = photo_pixels(photo, model, size)
+    grid = (pixels.shape[0] // model.patch_size, pixels.shape[1] // model.patch_size)
+    return normalise(pixels.to(device)).to(next(model.parameters()).dtype).unsqueeze(0), grid
+
+
 def features(backbone: Backbone, photo: Photo, size: int, cores: int | None = None) -> Features:
     """Global and dense features of one photo; `cores` is the budget (a teacher has none)."""
-    images, grid = photo_tensor(photo, backbone.model, size, backbone.device)
-    whole, patches = backbone(images, cores)
-    return Features(whole[0].cpu(), patches[0].cpu(), grid)
+    found = Extractor(backbone, cores=cores).compute(photo_pixels(photo, backbone.model, size)[None])
+    return Features(found.cls[0].cpu(), found.patches[0].cpu(), found.grid)
 
 
 def pixels(photo: Photo, longest: int = 900) -> np.ndarray:  # H×W×3 uint8

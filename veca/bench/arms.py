@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veca.bench.flops import dino
+from veca.bench.flops import PREFIX, dino
 from veca.block import attend
 from veca.config import VecaConfig
 from veca.errors import InputError, require
@@ -20,7 +20,6 @@ from veca.model import Veca
 
 Call = Callable[[], object]
 FLOAT32 = torch.float32
-PREFIX = {"dinov2": 1, "dinov3": 5}  # tokens before the patches: a class token, and DINOv3's four registers
 
 
 class Arm(NamedTuple):

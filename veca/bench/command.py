@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,20 +14,21 @@ import torch
 import tyro
 from rich.console import Console
 
-from veca.bench.arms import PREFIX, Arm, attention_path, network, training_step
-from veca.bench.flops import closed_form_flops, dino_flops, veca_flops
-from veca.bench.measure import interleaved, machine, peak_memory
-from veca.bench.report import markdown, put_section, show, slope, write
+from veca.bench.arms import Arm, attention_path, network, training_step
+from veca.bench.flops import PREFIX, attention_layer_flops, closed_form_flops, dino_flops, veca_flops
+from veca.bench.measure import interleaved, load_before, machine, noise, peak_memory, spread
+from veca.bench.report import show, slope, write
 from veca.cli import parse
 from veca.config import MODELS, VecaConfig, model_config
 from veca.devices import Dtype, pick_device, pick_dtype
 from veca.errors import InputError
+from veca.paper import attention_costs
 from veca.weights import load
 
-Against = Literal["dinov2", "dinov3", "dense", "products", "stream", "compile", "onnx", "int8"]
+Against = Literal["dinov2", "dinov3", "dense", "products", "stream", "compile", "onnx", "int8", "paper"]
 WAYS = ("stream", "compile", "onnx", "int8")  # other ways to run the same network
 PATHS = {"whole": "end to end", "attention": "attention alone", "training": "training"}
-OTHERS = {"distill": "veca.bench.distill", "scan": "veca.bench.scan", "serve": "veca.serve.benchmark"}
+OTHERS = {"distill": "veca.bench.distill", "ranks": "veca.bench.ranks", "scan": "veca.bench.scan"}
 
 
 @dataclass
@@ -37,18 +37,19 @@ class Bench:
 
     The contenders are interleaved, and the best and the median of several rounds are reported. "of products" is the
     time that the forward pass's matrix products alone take in the same run, divided by the time of the whole pass.
-    "peak MB" is what a pass needs beyond weights and image.
+    "peak MB" is what a pass needs beyond weights and image. "spread" is how much longer than the best round half of the
+    rounds took: where it is large, or the machine is busy, the last line says that the times are noisy.
 
     Examples:
       veca bench                                        veca_small, 8 and 64 cores, 224² to 1024²
       veca bench --model veca_base --sizes 512 1024 --cores 64 --out bench/base
-      veca bench --paths attention --sizes 512 1024 2048
+      veca bench --paths attention --sizes 512 1024 2048 --against dinov3 paper
       veca bench --sizes 512 --cores 64 --against stream compile onnx int8
       veca bench --model veca-s14 --sizes 224 448 896 --against dinov2
       veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3
       veca bench scan --help                            scan once, look anywhere later
       veca bench distill --help                         images/s of training
-      veca bench serve --help                           requests/s of the service
+      veca bench ranks --help                           one image over several ranks
     """
 
     model: str = "veca_small"
@@ -60,7 +61,7 @@ class Bench:
     batches: tuple[int, ...] = (1,)
     """images in a batch"""
     against: tuple[Against, ...] = ("dinov3", "dense", "products")
-    """what to measure beside it: other networks, its matrix products, or the same network by another way"""
+    """what to show beside it: other networks, its matrix products, the network by another way, the paper's table"""
     paths: tuple[Literal["whole", "attention", "training"], ...] = ("whole",)
     """whole: end to end; attention: from queries, keys and values to mixed values; training: forward and backward"""
     rounds: int = 7
@@ -77,8 +78,6 @@ class Bench:
     """cpu, cuda, mps"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("bench")
     """folder for bench.json, bench.csv, bench.md and bench.png"""
-    page: tuple[str, str] | None = None
-    """a page and the name of a section of it to rewrite: --page docs/performance.md small"""
 
 
 def main(arguments: list[str]) -> None:
@@ -97,10 +96,6 @@ def main(arguments: list[str]) -> None:
     results["command"] = shlex.join(["veca", "bench", *arguments])
     paths = write(results, settings.out)
     show(results, console)
-    if settings.page is not None:
-        page, name = Path(settings.page[0]), settings.page[1]
-        picture = Path(os.path.relpath(paths[-1], page.parent)).as_posix()
-        put_section(page, name, f"{markdown(results)}\n\n![{settings.model}: cost over patches]({picture})")
     console.print(f"{settings.out}: {', '.join(path.name for path in paths)}", highlight=False)
 
 
@@ -128,6 +123,7 @@ def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, 
     """Every row of every table, and the slopes."""
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device)
+    before = load_before()
     rows: list[dict[str, Any]] = []
     with console.status("starting") as status:
         for kind in settings.paths:
@@ -143,7 +139,20 @@ def measure(settings: Bench, config: VecaConfig, console: Console) -> dict[str, 
         points = [(r["patches"], r["best_ms"]) for r in rows if (r["path"], r["batch"], r["arm"]) == (path, batch, arm)]
         slopes.append({"path": path, "batch": batch, "arm": arm, "slope": slope(points)})
     about = {**machine(), "dtype": str(dtype).removeprefix("torch.")}
-    return {"model": settings.model, "machine": about, "rows": rows, "slopes": slopes}
+    spreads = {"{arm} at {size}² ({path}, batch {batch})".format(**row): row["spread"] for row in rows}
+    results = {"model": settings.model, "machine": about, "noise": noise(spreads, before)}
+    paper = paper_costs(settings.model) if "paper" in settings.against else []
+    return {**results, "rows": rows, "slopes": slopes, "paper": paper}
+
+
+def paper_costs(model: str) -> list[dict[str, Any]]:
+    """The paper's table of the cost of attention, beside our own count: of this size, or of all."""
+    costs = attention_costs()
+    return [
+        {**asdict(cost), "counted_gflops": counted[0] / 1e9, "counted_dinov3_gflops": counted[1] / 1e9}
+        for cost in [cost for cost in costs if cost.model == model] or costs
+        if (counted := [attention_layer_flops(MODELS[cost.model], 1024, cores) for cores in (64, 0)])
+    ]
 
 
 def measure_size(
@@ -178,6 +187,7 @@ def measure_size(
             "best_ms": best[arm] * 1e3,
             "median_ms": statistics.median(times[arm]) * 1e3,
             "images_per_second": batch / best[arm],
+            "spread": spread(times[arm]),
             "rounds": len(times[arm]),
         }
         if kind == "whole":

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from veca.bench.measure import load_before, noise, noise_said, spread
 from veca.cli import parse
 from veca.devices import fast_bfloat16, pick_device
 from veca.distill.engine import train
@@ -59,15 +60,18 @@ class DistillBench:
 
 def main(arguments: list[str]) -> int:
     settings = parse(DistillBench, arguments, "veca bench distill")
-    figures = measure(settings)
-    print(table(figures))
+    before = load_before()
+    rates = measure(settings)
+    about = noise({name: spread([1 / rate for rate in values]) for name, values in rates.items()}, before)
+    print(table(figures(rates)))
+    print(noise_said(about))
     if settings.out is not None:
-        write_json(settings.out, figures)
+        write_json(settings.out, {**figures(rates), "noise": about})
     return 0
 
 
-def measure(settings: DistillBench) -> dict[str, float]:
-    """Median images per second of each kind."""
+def measure(settings: DistillBench) -> dict[str, list[float]]:
+    """Images per second of each kind, round by round."""
     alone = Alone(settings)
     rates: dict[str, list[float]] = {"both alone": [], "student alone": [], "whole step": [], "whole step, cached": []}
     with tempfile.TemporaryDirectory() as name:
@@ -77,6 +81,11 @@ def measure(settings: DistillBench) -> dict[str, float]:
             rates["whole step"].append(whole_steps(settings, folder / f"online-{number}", None))
             rates["student alone"].append(alone.rate(with_teacher=False))
             rates["whole step, cached"].append(whole_steps(settings, folder / f"cached-{number}", folder / "cache"))
+    return rates
+
+
+def figures(rates: dict[str, list[float]]) -> dict[str, float]:
+    """Median images per second, and what they are of each other."""
     figures = {name: statistics.median(values) for name, values in rates.items()}
     figures["whole step / both alone"] = figures["whole step"] / figures["both alone"]
     figures["cached step / student alone"] = figures["whole step, cached"] / figures["student alone"]

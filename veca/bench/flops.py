@@ -12,6 +12,8 @@ from veca.config import VecaConfig
 from veca.errors import require
 from veca.model import Veca
 
+PREFIX = {"dinov2": 1, "dinov3": 5}  # tokens before the patches: a class token, and DINOv3's four registers
+
 
 def veca_flops(config: VecaConfig, size: int, cores: int) -> int:
     """FLOPs of a forward pass over one size×size image; one multiply-add counts as two."""
@@ -34,6 +36,14 @@ def closed_form_flops(config: VecaConfig, size: int, cores: int) -> int:
     return config.depth * block + embed + heads + project
 
 
+def attention_layer_flops(config: VecaConfig, size: int, cores: int) -> int:
+    """One attention layer with its four projections; without cores, full attention as DINOv3 has it (Table S14)."""
+    patches, width = (size // config.patch_size) ** 2, config.width
+    tokens = patches + (cores or PREFIX["dinov3"])
+    comparisons = 2 * patches * cores + cores**2 if cores else tokens**2
+    return 8 * tokens * width**2 + 4 * comparisons * width
+
+
 def dino(name: str, config: VecaConfig) -> nn.Module:
     """transformers' dinov2 or dinov3 with the depth, width, heads and patch size of `config`."""
     transformers = require("transformers", "bench")
@@ -50,6 +60,14 @@ def dino(name: str, config: VecaConfig) -> nn.Module:
         newer = transformers.DINOv3ViTConfig(**shape, intermediate_size=config.width * 4, num_register_tokens=4)
         model = transformers.DINOv3ViTModel(newer)
     return model.eval()
+
+
+def closed_form_dino_flops(name: str, config: VecaConfig, size: int) -> int:
+    """The same as `dino_flops`, written out: full attention, an MLP four times as wide."""
+    width, patches = config.width, (size // config.patch_size) ** 2
+    tokens = patches + PREFIX[name]
+    block = 2 * tokens * width * (4 + 8) * width + 4 * tokens**2 * width
+    return config.depth * block + 2 * patches * 3 * config.patch_size**2 * width
 
 
 def dino_flops(name: str, config: VecaConfig, size: int) -> int:

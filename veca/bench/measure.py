@@ -1,4 +1,4 @@
-"""Latency, interleaved: every contender once, then every contender again, so that a busy moment disturbs all alike.
+"""Latency by interleaved rounds: all contenders once, then all again, so that a busy moment disturbs all alike.
 
 python -m veca.bench.measure '{"arm": ["veca", 64], …}'      prints the peak memory of one pass
 """
@@ -10,10 +10,11 @@ import json
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import torch
 from veca.bench.arms import Arm, Call, network, training_step
 from veca.config import VecaConfig
 from veca.errors import InputError
+
+NOISY = 0.15  # of the best round
 
 
 def interleaved(
@@ -45,6 +48,37 @@ def interleaved(
                 if round_ >= 0:
                     times[arm].append(taken)
     return times
+
+
+def load_before() -> dict[str, Any]:
+    """How busy the machine is before the first measurement: processes that want a CPU, over the last minute."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"load": round(os.getloadavg()[0], 2), "cpus": cpus}
+
+
+def spread(times: Sequence[float]) -> float | None:
+    """How much longer than the best round half of them took; nothing is known from one."""
+    return statistics.median(times) / min(times) - 1 if len(times) > 1 else None
+
+
+def noise(spreads: Mapping[str, float | None], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What says how far times can be believed: the contender that varied most, and the machine's load."""
+    known = {name: value for name, value in spreads.items() if value is not None}
+    worst = max(known, key=lambda name: known[name], default=None)
+    about = {**before, "spread": known[worst] if worst else None, "of": worst}
+    busy = before["load"] > before["cpus"] / 2
+    return {**about, "noisy": busy or worst is None or known[worst] > NOISY}
+
+
+def noise_said(about: Mapping[str, Any]) -> str:
+    """One line for people."""
+    load = f"load {about['load']:.1f} on {about['cpus']} CPUs before the start"
+    if about["spread"] is None:
+        return f"Measured once, {load}: how noisy these times are is not known. Measure with more --rounds."
+    line = f"half of the rounds of {about['of']} took at least {about['spread']:.0%} longer than its best, {load}"
+    if about["noisy"]:
+        return f"NOISY: {line}. Do not trust these times: measure again on a quiet machine."
+    return f"Noise at most: {line}."
 
 
 def timed(call: Call, device: torch.device) -> float:
@@ -100,19 +134,19 @@ def _peak_of_one_pass(request: dict[str, Any]) -> int:
     with torch.inference_mode(not training):
         contender(arm, config, 8 * config.patch_size, 1, device, dtype)()  # load the libraries
         call = contender(arm, config, request["size"], request["batch"], device, dtype)
-        before = _forget_peak()
+        before = forget_peak()
         call()
-    return max(0, _peak() - before)
+    return max(0, peak() - before)
 
 
-def _forget_peak() -> int:
+def forget_peak() -> int:
     """Let the highest resident memory start anew from what is resident now (Linux), and return that."""
     with contextlib.suppress(OSError):  # elsewhere the highest so far is the best guess of what is resident
         Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
+    return peak()
 
 
-def _peak() -> int:
+def peak() -> int:
     """The highest resident memory of this process, in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

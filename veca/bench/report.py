@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a table to read, JSON and CSV for programs, a plot, and a section of a page."""
+"""What a benchmark leaves behind: a table to read, JSON and CSV for programs, a plot."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from veca.errors import InputError, require
+from veca import tabulate
+from veca.bench.measure import noise_said
+from veca.errors import require
 from veca.files import whole_file, write_json, write_text
 
 COLUMNS = {
@@ -22,6 +23,7 @@ COLUMNS = {
     "gflops": "GFLOPs",
     "best_ms": "best ms",
     "median_ms": "median ms",
+    "spread": "spread",
     "images_per_second": "images/s",
     "times_faster_than_dinov2": "× DINOv2",
     "times_faster_than_dinov3": "× DINOv3",
@@ -30,6 +32,8 @@ COLUMNS = {
     "share_of_products": "of products",
     "memory_mb": "peak MB",
 }
+
+PAPER = "The paper's Table S14: one attention layer with its projections, 1024², VECA with 64 cores, on an L40S"
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
@@ -47,9 +51,41 @@ def cell(column: str, value: Any) -> str:
         return "–"
     if column == "size":
         return f"{value}²"
+    if column == "spread":
+        return f"{value:.0%}"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
     return str(value)
+
+
+def cells(results: dict[str, Any], path: str) -> list[list[str]]:
+    """The table of one path: its headings, then a row a measurement; columns that nobody has are left out."""
+    rows = [row for row in results["rows"] if row["path"] == path]
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+    return [
+        [COLUMNS[name] for name in columns],
+        *([cell(name, row.get(name)) for name in columns] for row in rows),
+    ]
+
+
+def paper_cells(results: dict[str, Any]) -> list[list[str]]:
+    """The paper's numbers for attention, ours in brackets behind its counts."""
+    heads = ["size", "VECA GFLOPs (our count)", "DINOv3 GFLOPs (our count)", "VECA ms", "DINOv3 ms", "× DINOv3"]
+    return [heads] + [
+        [
+            row["model"],
+            f"{row['gflops']:.2f} ({row['counted_gflops']:.2f})",
+            f"{row['dinov3_gflops']:.2f} ({row['counted_dinov3_gflops']:.2f})",
+            f"{row['milliseconds']:.2f}",
+            f"{row['dinov3_milliseconds']:.2f}",
+            f"{row['dinov3_milliseconds'] / row['milliseconds']:.2f}",
+        ]
+        for row in results["paper"]
+    ]
+
+
+def paths_of(results: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(row["path"] for row in results["rows"]))
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -58,26 +94,20 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         f"`{results['command']}`",
         f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['dtype']}, {about['date']}. "
-        f"Interleaved; times are of one pass of the whole batch, warm; {rounds(results['rows'])}.",
+        f"Interleaved; times are of one pass of the whole batch, warm; {rounds(results['rows'])}. "
+        f"{noise_said(results['noise'])}",
     ]
-    for path in dict.fromkeys(row["path"] for row in results["rows"]):
-        rows = [row for row in results["rows"] if row["path"] == path]
-        if not rows:
-            continue
-        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
-        lines = [
-            "| " + " | ".join(COLUMNS[name] for name in columns) + " |",
-            "|" + " --- |" * len(columns),
-            *("| " + " | ".join(cell(name, row.get(name)) for name in columns) + " |" for row in rows),
-        ]
+    for path in paths_of(results):
         slopes = "; ".join(
             f"{item['arm']} {item['slope']:.2f}"
             for item in results["slopes"]
             if item["path"] == path and item["slope"] is not None
         )
-        parts += [f"{results['model']}, {path}:", "\n".join(lines)]
+        parts += [f"{results['model']}, {path}:", tabulate.markdown(cells(results, path))]
         if slopes:
             parts.append(f"Slope of log time over log patches (1: linear, 2: quadratic): {slopes}.")
+    if results["paper"]:
+        parts += [f"{PAPER}:", tabulate.markdown(paper_cells(results))]
     return "\n\n".join(parts)
 
 
@@ -91,18 +121,14 @@ def rounds(rows: Sequence[dict[str, Any]]) -> str:
 
 def show(results: dict[str, Any], console: Console) -> None:
     """The tables in a terminal."""
-    for path in dict.fromkeys(row["path"] for row in results["rows"]):
-        rows = [row for row in results["rows"] if row["path"] == path]
-        columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
-        table = Table(title=f"{results['model']}, {path}", title_justify="left")
-        for name in columns:
-            table.add_column(COLUMNS[name], justify="left" if name == "arm" else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(cell(name, row.get(name)) for name in columns))
-        console.print(table)
+    for path in paths_of(results):
+        tabulate.show(console, f"{results['model']}, {path}", cells(results, path), left=[COLUMNS["arm"]])
     for item in results["slopes"]:
         if item["slope"] is not None:
             console.print(f"{item['path']}, {item['arm']}: log time over log patches has slope {item['slope']:.2f}")
+    if results["paper"]:
+        tabulate.show(console, PAPER, paper_cells(results))
+    console.print(noise_said(results["noise"]), highlight=False, soft_wrap=True)
 
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -116,14 +142,14 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     writer.writerows(results["rows"])
     write_text(paths[1], text.getvalue())
     write_text(paths[2], markdown(results) + "\n")
-    draw(results, paths[3])
+    plot_costs(results, paths[3])
     return paths
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def plot_costs(results: dict[str, Any], path: Path) -> None:
     """Time (of training: memory) of one image over its patches, both axes logarithmic: a slope of 1 is linear."""
     figure_class = require("matplotlib.figure", "bench").Figure
-    kinds = list(dict.fromkeys(row["path"] for row in results["rows"]))
+    kinds = paths_of(results)
     figure = figure_class(figsize=(5.2 * len(kinds), 4.2), layout="constrained")
     styles = {
         "veca": ("#1b7f79", "o"),
@@ -154,16 +180,3 @@ def draw(results: dict[str, Any], path: Path) -> None:
             axes.spines[side].set_visible(False)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=150)
-
-
-def put_section(page: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` of a page."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    try:
-        content = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the page {page}: {error.strerror}") from error
-    if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
-        raise InputError(f"{page} must hold the lines {begin} and {end}, once each")
-    before, rest = content.split(begin)
-    write_text(page, f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")

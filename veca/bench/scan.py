@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 
 from veca.bench.arms import Arm
-from veca.bench.measure import interleaved, machine
+from veca.bench.measure import interleaved, load_before, machine, noise, noise_said, spread
 from veca.cli import parse
 from veca.devices import Dtype, pick_dtype
 from veca.errors import InputError
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
         torch.set_num_threads(settings.threads)
     if min(settings.sizes, default=0) < settings.box or settings.rounds < 1:
         raise InputError(f"--sizes must be at least the box, {settings.box}, and --rounds at least 1")
-    console = Console()
+    console, before = Console(), load_before()
     dtype = pick_dtype(settings.dtype, torch.device("cpu"))
     model = load(settings.model, cores=settings.cores, dtype=dtype)
     with tempfile.TemporaryDirectory() as folder, console.status("…") as status:
@@ -73,11 +73,14 @@ def main(arguments: list[str]) -> None:
         rows += shares(model, settings, lambda text: status.update(text))
     for row in rows:
         console.print(f"{row['what']:<46} {row['seconds'] * 1e3:9.1f} ms  {row['note']}", highlight=False)
+    about = noise({row["what"]: row["spread"] for row in rows}, before)
+    console.print(noise_said(about), highlight=False, soft_wrap=True)
     write_json(
         settings.out / "scan.json",
         {
             "command": shlex.join(["veca", "bench", "scan", *arguments]),
             "machine": {**machine(), "dtype": str(dtype).removeprefix("torch.")},
+            "noise": about,
             "rows": rows,
         },
     )
@@ -100,11 +103,13 @@ def looks(model: Veca, settings: ScanBench, folder: Path, said: Callable[[str], 
     images = torch.randn(1, 3, side, side).to(model.patch_embed.proj.weight.dtype)
     whole = Arm(f"forward pass of {side}²", 0)
     calls[whole] = lambda: model(images, cores=settings.cores)
-    best = {arm: min(times) for arm, times in run(calls, settings, said).items()}
+    times = run(calls, settings, said)
+    best = {arm: min(values) for arm, values in times.items()}
     return [
         {
             "what": arm.name,
             "seconds": seconds,
+            "spread": spread(times[arm]),
             "note": f"{seconds / best[whole]:.2f} of the forward pass"
             + (f", file {files[arm.name] / 1e6:.2f} MB" if arm.name in files else ""),
         }
@@ -128,9 +133,15 @@ def shares(model: Veca, settings: ScanBench, said: Callable[[str], None]) -> lis
             whole: lambda images=images: model(images, cores=settings.cores),  # type: ignore[misc]
             part: lambda images=images: model.scan(images, cores=settings.cores, share=settings.share).cls,  # type: ignore[misc]
         }
-        best = {arm: min(times) for arm, times in run(calls, settings, said).items()}
+        times = run(calls, settings, said)
+        best = {arm: min(values) for arm, values in times.items()}
         rows += [
-            {"what": arm.name, "seconds": seconds, "note": f"{best[whole] / seconds:.2f} times as fast as the whole"}
+            {
+                "what": arm.name,
+                "seconds": seconds,
+                "spread": spread(times[arm]),
+                "note": f"{best[whole] / seconds:.2f} times as fast as the whole",
+            }
             for arm, seconds in best.items()
         ]
     return rows

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.files import lock_folder, write_json
+from veca.images import normalise
 from veca.model import Veca
 from veca.probes.run import head_about
 from veca.probes.tables import Row, Table, merge_seeds
 from veca.tasks.base.contract import Look, Seen, Task
-from veca.tasks.base.heads import Head
+from veca.tasks.base.heads import load_head
 from veca.tasks.base.options import CHANGEABLE, FineTuneOptions
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
 from veca.training.loop import Loop, Pace
@@ -182,24 +183,22 @@ class FineTuner:
         """`finish` writes the weights, with their test scores."""
 
 
-def trained_head(model: Veca, task: Task, settings: FineTuneOptions) -> nn.Linear | None:
+def trained_head(model: Veca, task: Task, settings: FineTuneOptions) -> nn.Module | None:
     """The head of a probe to begin with; it must fit the data, and the weights it was trained on."""
     if settings.start_head is None:
         return None
-    given = Head.load(settings.start_head)
+    given = load_head(settings.start_head)
     if given.task != task.name or given.about.get("classes", []) != task.classes:
         raise InputError(f"--start-head {settings.start_head}: not a head for the classes of {settings.data}")
     if given.about["weights"] != weights_digest(model):
         raise InputError(f"--start-head {settings.start_head}: not trained on the weights of {settings.model}")
-    linear = nn.Linear(given.weight.shape[1], given.weight.shape[0])
-    linear.load_state_dict({"weight": given.weight, "bias": given.bias})
-    return linear
+    return task.module(given)
 
 
 def batches(
     task: Task, settings: FineTuneOptions, side: int, start: int, total: int
 ) -> Generator[tuple[Tensor, list[Tensor]], None, None]:
-    """(images B×3×S×S, labels) of each step, read ahead by threads; what a step sees depends on its number alone."""
+    """(images B×S×S×3 uint8, labels) of each step, read ahead by threads; its number alone decides what it sees."""
     count = len(task.parts["train"])
 
     @lru_cache(maxsize=2)
@@ -271,8 +270,8 @@ def build_optimiser(model: Veca, head: nn.Module, settings: FineTuneOptions) -> 
 
 def look_with(model: Veca, cores: int) -> Look:
     def look(images: Tensor) -> Seen:
-        out = model(images, cores=cores)
-        return Seen(out.cls, out.patches)
+        out = model(normalise(images), cores=cores)
+        return Seen(out.cls, out.patches, out.cores)
 
     return look
 
