@@ -8,8 +8,9 @@
 | `large-*.tar` | minto5z/coco_yolo; jbhuang0604/SelfExSR; xieyifang0508/fasterrcnn, `test-A-image` | real pixels |
 
 The true aspect ratios of the squashed ones are not known: one between 3:4 and 4:3 is drawn for each, the longer side
-enlarged. Of the large ones the short side is at most 1008. What judges is left out: `VOC2007` of the last repository,
-and everything under ../shared/data. The shards stay outside the checkout.
+enlarged. Of the large ones the short side is at most 1008. What judges is left out: the photographs of COCO with boxes in
+dyuan459/Efficient-Robust-Object-Detection-1 (docs/detect.md), `VOC2007` of the last repository, and everything under
+../shared/data. The shards stay outside the checkout.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Part(NamedTuple):
 
 
 COCO = [Part("hai4h+cnn-edge-detection", "train2017/", ".jpg", True)]
+JUDGING = Part("dyuan459+Efficient-Robust-Object-Detection-1", "labels/train/", ".txt", False)
 LARGE = [
     Part("minto5z+coco_yolo", "coco/images/", ".jpg", False),
     Part("jbhuang0604+SelfExSR", "data/Urban100/image_SRF_2/", "_HR.png", False),
@@ -124,9 +126,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     settings = parser.parse_args()
     settings.out.mkdir(parents=True, exist_ok=True)
+    judging = {Path(item[2]).stem for item in files(settings.mirror, JUDGING)}
     jobs = []
     for name, parts in (("coco", COCO), ("large", LARGE)):
-        items = [item for part in parts for item in files(settings.mirror, part)]
+        found = [item for part in parts for item in files(settings.mirror, part)]
+        items = [item for item in found if Path(item[2]).stem not in judging]
         random.Random(0).shuffle(items)
         jobs += [
             (settings.out / f"{name}-{first // A_SHARD:04d}.tar", items[first : first + A_SHARD])

@@ -1,11 +1,11 @@
 """The referee's question: does removing patch-to-patch attention cost accuracy when all else is equal?
 
     python tools/referee.py --data ../shared/data --teacher ../shared/teacher/dav2-small-encoder \
-        --out runs/referee --page docs/referee.md
+        --out runs/referee --page docs/research/referee.md
 
 `veca_tiny` and its dense twin, both from fresh weights, distilled from one cached teacher with the same images, order,
 budgets, optimiser and seeds (recipe `referee`); then three probes and the locality of their features. The same command
-again continues what was stopped: runs resume, finished parts are skipped. docs/referee.md has the answer.
+again continues what was stopped: runs resume, finished parts are skipped. docs/research/referee.md has the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PHOTOS = 64  # whose features are looked at for locality
 class Experiment:
     """Train both arms, probe them, measure the locality of their features, and write the page's table and plot.
 
-    Example: python tools/referee.py --out runs/referee --page docs/referee.md
+    Example: python tools/referee.py --out runs/referee --page docs/research/referee.md
     """
 
     data: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("../shared/data")

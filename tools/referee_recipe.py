@@ -10,14 +10,14 @@ from veca.distill.settings import Distillation
 
 @dataclass(frozen=True, kw_only=True)
 class Referee(Distillation):
-    r"""One arm of the referee's experiment: is patch-to-patch attention missed, all else being equal (docs/referee.md)?
+    r"""One arm of the referee's experiment: is patch-to-patch attention missed (docs/research/referee.md)?
 
     trains    veca_tiny (--attention core) or its twin in which every token reads every token (--attention dense), from
               fresh weights, at 128² crops; the same --seed gives both the same weights, images, order and budgets
     on        6,144 photographs, two augmented views each, any teacher, whose features are computed once for all arms
     for       20,480 views: 640 steps of 32
     hardware  two CPU cores: a quarter of an hour an arm (half an hour on slow ones), ten minutes for the teacher
-    expects   docs/referee.md; `python tools/referee.py` runs all arms and what follows
+    expects   docs/research/referee.md; `python tools/referee.py` runs all arms and what follows
     """
 
     student: str = "veca_tiny"

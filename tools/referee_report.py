@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from veca.bench.report import put_section
+from sections import put_section
+
 from veca.files import whole_file, write_json, write_text
 from veca.training.records import METRICS, read_metrics
 
@@ -128,11 +129,11 @@ def write(results: dict[str, Any], out: Path, page: Path | None) -> None:
     table = markdown(results)
     print(table)
     if page is not None:
-        picture = page.parent / "images" / "referee.png"
+        picture = page.parent / "referee.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(picture) as temporary:
             shutil.copyfile(out / "referee.png", temporary)
-        put_section(page, "referee", f"{table}\n\n![Curves, probes and locality of both arms](images/referee.png)")
+        put_section(page, "referee", f"{table}\n\n![Curves, probes and locality of both arms](referee.png)")
     print(f"written to {out}: results.json, results.csv, referee.png" + (f"; {page}" if page else ""))
 
 
