@@ -3,13 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test attack lint types docs results wheel release clean
+.PHONY: demo test end-to-end test-all attack lint types docs results wheel release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/veca demo --out demo
 
+PYTEST = $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# In under five minutes on two cores; its last line says what it leaves out.
 test: $(VENV)/.installed
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -m 'not end_to_end'
+
+# What starts many processes, browsers, services or long runs.
+end-to-end: $(VENV)/.installed
+	$(PYTEST) -m end_to_end
+
+# Everything, as CI runs it.
+test-all: test end-to-end
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -22,10 +32,10 @@ types: $(VENV)/.installed
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Everything behind docs/results.md and docs/performance.md; what is done already is not done again.
+# Everything behind docs/results.md; what is done already is not done again.
 # QUICK=1: a small version of every step, in under ten minutes, that leaves the pages alone.
 results: $(VENV)/.installed
-	$(BIN)/python docs/reproduce.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python tools/reproduce.py $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 # Hostile images, weights, configurations, large images, command lines and requests, for MINUTES; then one table.
 # ONLY=images SEED=123: one case again.

@@ -6,19 +6,55 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from environments import install_wheel
 from filelock import FileLock
+
+import veca
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 torch.set_num_threads(2)
+
+COUNTS = pytest.StashKey[dict[str, Any]]()
+
+# A test that asks for one of these is end to end: a browser, a built distribution, an environment of its own.
+END_TO_END = {"chromium", "wheel", "sdist", "empty_environment"}
+LEFT_OUT = "end-to-end tests left out"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if END_TO_END & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.end_to_end)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what `make test` leaves out; a worker of pytest-xdist tells the process that prints."""
+    for item in items:
+        told = getattr(item.config, "workeroutput", item.config.stash.setdefault(COUNTS, {}))
+        told[LEFT_OUT] = told.get(LEFT_OUT, 0) + ("end_to_end" in item.keywords)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker collects, and leaves out, the same tests."""
+    node.config.stash.setdefault(COUNTS, {}).update(getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line, where they were left out as `make test` does it: -k and file names have other reasons."""
+    count = config.stash.get(COUNTS, {}).get(LEFT_OUT)
+    if count and "not end_to_end" in config.option.markexpr:
+        terminalreporter.write_line(f"left out: {count} end-to-end tests; `make test-all` runs them")
+
 
 # As root and without a network; the background services would otherwise look for Google's hosts.
 FLAGS = [
@@ -80,7 +116,7 @@ def _built_once(tmp_path_factory: pytest.TempPathFactory, pattern: str, *command
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
+    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir")
     return _built_once(tmp_path_factory, "veca-*.whl", *command)
 
 
@@ -92,10 +128,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def empty_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and its runtime dependencies only; built once, it takes a while."""
+    """A virtual environment with the wheel and its runtime dependencies only."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    _run(folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+    install_wheel(wheel, folder)
     return folder
 
 
@@ -112,3 +147,12 @@ def chromium() -> Iterator[Any]:
     yield browser
     browser.close()
     playwright.stop()
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model folder to start from."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("start") / "model"
+    veca.create_model("veca_tiny", depth=2, width=64, heads=2, patch_size=8, bank=8).save(folder)
+    return folder

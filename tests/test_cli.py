@@ -6,43 +6,58 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from veca.cli import COMMANDS, main
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "veca.cli", *arguments], capture_output=True, text=True, timeout=120)
+Run = Callable[..., tuple[int, str, str]]
 
 
-def test_help_lists_every_command() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The status and what was printed to stdout and stderr: in this process, where PyTorch is imported once."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            status = main(list(arguments))
+        except SystemExit as left:  # --help
+            status = left.code or 0  # type: ignore[assignment]
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def test_help_lists_every_command(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_examples(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: veca {name}")
-    assert "xample" in done.stdout
-    assert f"veca {name}" in done.stdout.split("\n", 1)[1]
+def test_every_command_has_help_with_examples(name: str, run: Run) -> None:
+    status, out, printed = run(name, "--help")
+    assert status == 0, printed
+    assert out.startswith(f"usage: veca {name}")
+    assert "xample" in out
+    assert f"veca {name}" in out.split("\n", 1)[1]
 
 
-def test_mistakes_are_one_line_and_status_2() -> None:
-    for arguments, words in (
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("fly",), "no command 'fly'"),
         (("info", "veca_giant"), "no model at 'veca_giant'"),
         (("import", "nowhere.pt", "out"), "no model at 'nowhere.pt'"),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert done.stdout == ""
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments: tuple[str, ...], words: str, run: Run) -> None:
+    status, out, printed = run(*arguments)
+    assert (status, out) == (2, "")
+    assert words in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -60,7 +75,6 @@ def test_mistakes_are_one_line_and_status_2() -> None:
         ("finetune segment --zork", "--data DIR, --model STR are missing"),
         ("probe classify --size", "--size"),
         ("bench --sizes many", "--sizes"),
-        ("bench serve --clients many", "--clients"),
         ("bench distill --zork", "--zork"),
         ("explore --what", "--what"),
         ("demo 1", "1"),
@@ -81,33 +95,44 @@ def test_wrong_arguments_are_one_plain_line(
     assert os.environ["COLUMNS"] == "40"
 
 
-def test_an_argument_of_any_bytes_is_one_line() -> None:
-    for words in (
-        (b"features", b"\xff.jpg", b"--out", b"out"),
-        (b"info", b"\xfe"),
-        (b"\xfd",),
-        (b"features", b"--\xff"),
-    ):
-        done = subprocess.run([sys.executable.encode(), b"-m", b"veca.cli", *words], capture_output=True, timeout=120)
-        assert done.returncode == 2, done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+ANY_BYTES = [
+    (b"features", b"\xff.jpg", b"--out", b"out"),
+    (b"info", b"\xfe"),
+    (b"\xfd",),
+    (b"features", b"--\xff"),
+]
 
 
-def test_a_disk_that_refuses_is_one_line_and_status_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ANY_BYTES)
+def test_an_argument_of_any_bytes_is_one_line(words: tuple[bytes, ...], run: Run) -> None:
+    status, _, printed = run(*map(os.fsdecode, words))  # as Python reads the arguments of a process
+    assert status == 2
+    assert len(printed.splitlines()) == 1, printed
+
+
+def test_the_command_is_a_process() -> None:
+    """Bytes of a real command line, to a real stderr."""
+    command = [sys.executable.encode(), b"-m", b"veca.cli", *ANY_BYTES[1]]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_disk_that_refuses_is_one_line_and_status_2(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    done = run("info", "veca_tiny", "--json", str(tmp_path / "file/deeper/info.json"))
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"veca info: {tmp_path / 'file'}")
-    assert len(done.stderr.strip().splitlines()) == 1
-    done = run("info", "veca_tiny", "--json", str(tmp_path))
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
+    status, _, printed = run("info", "veca_tiny", "--json", str(tmp_path / "file/deeper/info.json"))
+    assert status == 2
+    assert printed.startswith(f"veca info: {tmp_path / 'file'}")
+    assert len(printed.strip().splitlines()) == 1
+    status, _, printed = run("info", "veca_tiny", "--json", str(tmp_path))
+    assert status == 2
+    assert len(printed.strip().splitlines()) == 1
 
 
-def test_version() -> None:
+def test_version(run: Run) -> None:
     import veca
 
-    assert run("--version").stdout == f"veca {veca.__version__}\n"
+    assert run("--version")[1] == f"veca {veca.__version__}\n"
 
 
 def test_info_of_a_size_initialises_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +148,14 @@ def test_info_of_a_size_initialises_no_weights(monkeypatch: pytest.MonkeyPatch) 
         return plain(tensor, *arguments, **options)
 
     monkeypatch.setattr(nn.init, "trunc_normal_", watched)
-    monkeypatch.setattr(info, "SIZES", (256,))
     assert info.describe("veca_large")["parameters"] == 303_195_301
     assert set(drawn) == {"meta"}
 
 
-def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
-    done = run("info", "veca_small", "--json", str(tmp_path / "info.json"))
-    assert done.returncode == 0, done.stderr
-    assert "21,628,961" in done.stdout
+def test_info_prints_and_writes_the_same_numbers(run: Run, tmp_path: Path) -> None:
+    status, out, printed = run("info", "veca_small", "--json", str(tmp_path / "info.json"))
+    assert status == 0, printed
+    assert "21,628,961" in out
     about = json.loads((tmp_path / "info.json").read_text())
     assert about["parameters"] == 21_628_961
     assert about["budgets"] == [8, 16, 24, 32, 40, 48, 56, 64]
@@ -143,24 +167,36 @@ def test_info_prints_and_writes_the_same_numbers(tmp_path: Path) -> None:
     heads = 11 * 2 * 64 * width * 2
     assert row["veca"]["64"] == 12 * block + 2 * patches * 768 * width + heads
     assert row["dinov3"] > 7 * row["veca"]["64"]
-    assert f"{row['veca']['64'] / 1e9:,.1f}" in done.stdout
+    assert f"{row['veca']['64'] / 1e9:,.1f}" in out
 
 
-def test_info_shows_a_card_as_it_is(tmp_path: Path) -> None:
+def test_info_shows_a_card_as_it_is(run: Run, tmp_path: Path) -> None:
     import veca
 
     model = veca.create_model("veca_tiny", depth=1)
     model.card = {"data": "photos [of a] kind[/bold]"}
     model.save(tmp_path / "model")
-    assert "photos [of a] kind[/bold]" in run("info", str(tmp_path / "model")).stdout
+    assert "photos [of a] kind[/bold]" in run("info", str(tmp_path / "model"))[1]
 
 
-def test_info_without_a_model_names_them_all() -> None:
+def test_info_tells_the_runs_of_a_model_in_their_order(run: Run) -> None:
+    """`recipe` says that the last run started from veca-s14: read alone, veca-s14 was made from veca-s14."""
+    status, out, printed = run("info", "veca-s14")
+    assert status == 0, printed
+    runs = [line.split(None, 4) for line in out.splitlines() if line.startswith("  run ")]
+    assert [line[:4] for line in runs] == [["run", str(n), "of", str(len(runs))] for n in range(1, len(runs) + 1)]
+    assert "convert from teacher, " in runs[0][4]
+    for number, line in enumerate(runs[1:], 1):
+        assert f"convert from the result of run {number}, " in line[4]
+    assert out.count("veca-s14") == 1  # its name, and nothing made of itself
+
+
+def test_info_without_a_model_names_them_all(run: Run) -> None:
     import veca
 
-    done = run("info")
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in (*veca.list_models(), *veca.bundled_models()))
+    status, out, printed = run("info")
+    assert status == 0, printed
+    assert all(name in out for name in (*veca.list_models(), *veca.bundled_models()))
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import veca
 
 
+@pytest.mark.end_to_end
 def test_demo(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "veca.cli", "demo", "--out", str(tmp_path), "--size", "112"],

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
-import venv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from environments import new_environment
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from onnx import numpy_helper
 
 import veca
@@ -141,6 +142,9 @@ def test_a_file_that_disagrees_never_takes_its_place(
     ("arguments", "message"),
     [
         (["--out", "model.pt"], "--out is an .onnx file, not model.pt"),
+        ([], "give --out FILE.onnx or --triton DIR"),
+        (["--out", "m.onnx", "--triton", "repository"], "give --out FILE.onnx or --triton DIR"),
+        (["--triton", "model/config.json"], "--triton model/config.json is a file, not a folder"),
         (["--out", "m.onnx", "--cores", "13"], "from 1 to 12"),
         (["--out", "m.onnx", "--cores", "4", "--photos", "none.jpg"], "none.jpg: no such file"),
     ],
@@ -155,6 +159,68 @@ def test_mistakes_are_one_line(
     assert not (files / "m.onnx").exists()
 
 
+TRITON = {  # of Triton's model_config.proto, what we write: field, its number, its kind
+    "ModelTensor": {"name": (1, "string"), "data_type": (2, "DataType"), "dims": (3, "int64*")},
+    "ModelConfig": {
+        "name": (1, "string"),
+        "max_batch_size": (4, "int32"),
+        "input": (5, "ModelTensor*"),
+        "output": (6, "ModelTensor*"),
+        "dynamic_batching": (11, "Nothing"),
+        "backend": (17, "string"),
+    },
+    "Nothing": {},
+}
+
+
+def read_triton_config(text: str) -> Any:
+    """By protobuf's own parser of its text format, which refuses what the messages above do not have."""
+    file = descriptor_pb2.FileDescriptorProto(name="triton.proto", package="triton", syntax="proto3")
+    file.enum_type.add(name="DataType").value.extend(
+        descriptor_pb2.EnumValueDescriptorProto(name=name, number=number)
+        for name, number in (("TYPE_INVALID", 0), ("TYPE_FP32", 11))
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+    for message, fields in TRITON.items():
+        kind = file.message_type.add(name=message)
+        for name, (number, type_) in fields.items():
+            plain = type_.removesuffix("*")
+            one = kind.field.add(name=name, number=number, label=3 if type_ != plain else 1)
+            if plain in ("string", "int32", "int64"):
+                one.type = getattr(field, f"TYPE_{plain.upper()}")
+            else:
+                one.type_name = f".triton.{plain}"
+                one.type = field.TYPE_ENUM if plain == "DataType" else field.TYPE_MESSAGE
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    config = message_factory.GetMessageClass(pool.FindMessageTypeByName("triton.ModelConfig"))()
+    return text_format.Parse(text, config)
+
+
+def test_a_repository_for_triton(tmp_path: Path) -> None:
+    """Its configuration says of the file beside it what onnxruntime finds in it."""
+    model = small(**VARIANTS["projected"])
+    model.save(tmp_path / "my model")
+    main([str(tmp_path / "my model"), "--cores", "6", "--triton", str(tmp_path / "repository")])
+    (folder,) = (tmp_path / "repository").iterdir()
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["1", "1/model.onnx", "config.pbtxt"]
+    config = read_triton_config((folder / "config.pbtxt").read_text())
+    assert (config.name, config.backend) == (folder.name, "onnxruntime") == ("my-model-6", "onnxruntime")
+    session = open_session(folder / "1" / "model.onnx")
+    images = np.random.default_rng(0).standard_normal((config.max_batch_size, 3, 32, 48), dtype=np.float32)
+    found = dict(zip([each.name for each in session.get_outputs()], session.run(None, {"images": images}), strict=True))
+    assert [(each.name, list(each.dims)) for each in config.input] == [("images", [3, -1, -1])]
+    assert [each.name for each in config.output] == list(found)
+    for each in config.output:
+        assert each.data_type == 11
+        assert found[each.name].dtype == np.float32
+        assert all(wanted in (-1, got) for wanted, got in zip(each.dims, found[each.name].shape[1:], strict=True))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(images), cores=6)
+    np.testing.assert_allclose(found["patches"], expected.patches.numpy(), atol=1e-4)
+
+
+@pytest.mark.end_to_end
 def test_the_page_s_ten_lines_run_without_torch(files: Path, tmp_path: Path) -> None:
     """docs/deploy.md, in an environment with onnxruntime, numpy and pillow only."""
     from PIL import Image
@@ -176,14 +242,11 @@ def test_the_page_s_ten_lines_run_without_torch(files: Path, tmp_path: Path) -> 
     code = re.search(r"```python\n(import json, numpy, onnxruntime.*?)```", (ROOT / "docs/deploy.md").read_text(), re.S)
     assert code is not None
     assert len([line for line in code[1].splitlines() if line and not line.startswith(("import", "from"))]) <= 10
-    venv.create(tmp_path / "clean", with_pip=False)
-    python = tmp_path / "clean/bin/python"
-    install = ["install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), "onnxruntime", "numpy", "pillow"]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    python = new_environment(tmp_path / "clean", ["onnxruntime", "numpy", "pillow"])
     script = code[1] + "import importlib.util\nassert importlib.util.find_spec('torch') is None\n"
     script += "numpy.savez('out.npz', dense=dense, cls=cls, cores=cores, coords=coords)\n"
     subprocess.run([python, "-c", script], cwd=tmp_path, check=True)
-    images = veca.preprocess(tmp_path / "photo.jpg", size=512)
+    images = veca.preprocess(tmp_path / "photo.jpg", size=448, patch_size=16)
     with torch.no_grad():
         ours = model(images, cores=6)
     theirs = np.load(tmp_path / "out.npz")

@@ -15,7 +15,7 @@ from veca.analysis.metrics import find_examples
 from veca.caches import cache_folder
 from veca.distill import sources
 from veca.errors import InputError
-from veca.features import find_images
+from veca.extract.sources import find_entries
 from veca.folders import refuse_special, walk
 from veca.tasks.base.classes import images_in
 
@@ -44,7 +44,7 @@ def test_every_room_finds_the_same_images(tree: Path, own_cache: None) -> None:
     found = walk(tree)
     assert (found.images, found.special) == (expected, ["self.png"])
     assert set(found.stamps) == {"", "a", "b", "b/deep"}
-    features = [path.relative_to(tree).as_posix() for path in find_images((tree,))]
+    features = [path.relative_to(tree).as_posix() for path in (Path(entry.name) for entry in find_entries((tree,)))]
     assert features == sorted([*expected, "self.png"])  # what cannot be opened is listed as unreadable, not forgotten
     training = sources.index_images([str(tree)])
     assert [training.name(number).removeprefix(f"{tree}/") for number in range(len(training))] == features

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import random
 import re
 import struct
 import zlib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from veca.errors import InputError
 from veca.images import (
     MAX_PIXELS,
     MEAN,
+    SIZE,
     STD,
     grid_size,
     image_size,
@@ -62,7 +65,7 @@ def test_a_path_bytes_an_image_and_an_array_are_the_same_picture(tmp_path: Path)
     data = path.read_bytes()
     for source in (path, str(path), data, bytearray(data), memoryview(data), Image.open(path), pixels):
         assert difference(open_image(source), pixels) == 0
-        assert torch.equal(preprocess(source, size=32), preprocess(pixels, size=32))
+        assert torch.equal(preprocess(source, 32, 16), preprocess(pixels, 32, 16))
     assert veca.preprocess is preprocess
 
 
@@ -109,8 +112,8 @@ def test_exif_orientation(kind: str, orientation: int, tmp_path: Path) -> None:
     assert difference(open_image(data), expected) <= (10 if options else 0)
     assert difference(open_image(Image.open(io.BytesIO(data))), expected) <= (10 if options else 0)
     assert image_size(tmp_path / "turned") == (expected.shape[1], expected.shape[0])
-    h, w = grid_size(*image_size(tmp_path / "turned"), 32)
-    assert preprocess(data, size=32).shape == (1, 3, h * 16, w * 16)
+    h, w = grid_size(*image_size(tmp_path / "turned"), 32, 16)
+    assert preprocess(data, 32, 16).shape == (1, 3, h * 16, w * 16)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -262,10 +265,10 @@ def test_a_bomb_is_refused_from_its_header(tmp_path: Path) -> None:
     path.write_bytes(data)
     for source, name in ((path, "bomb.png"), (data, "image bytes")):
         with pytest.raises(InputError, match=rf"{name}: 60000×50000 is over the limit of {MAX_PIXELS} pixels"):
-            preprocess(source)
+            preprocess(source, patch_size=16)
     assert image_size(path) == (60000, 50000)
     with pytest.raises(InputError, match="truncated"):  # below the limit the same file is merely broken
-        preprocess(png_header(600, 500) + chunk(b"IDAT", b""))
+        preprocess(png_header(600, 500) + chunk(b"IDAT", b""), patch_size=16)
 
 
 def test_the_limit_can_be_moved_and_pillows_own_does_not_interfere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,13 +287,13 @@ def test_the_limit_can_be_moved_and_pillows_own_does_not_interfere(monkeypatch: 
 def test_a_strip_is_not_blown_up_beyond_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "strip.png"
     Image.new("RGB", (40, 1)).save(path)
-    with pytest.raises(InputError, match=r"strip\.png: 40×1 resized to 20480×512 is over the limit of 1000000 pixels"):
-        preprocess(path, max_pixels=10**6)
+    with pytest.raises(InputError, match=r"strip\.png: 40×1 resized to 17920×448 is over the limit of 1000000 pixels"):
+        preprocess(path, patch_size=16, max_pixels=10**6)
 
 
 def one_line_about(path: Path) -> str:
     with pytest.raises(InputError) as caught:
-        preprocess(path)
+        preprocess(path, patch_size=16)
     message = str(caught.value)
     assert message.startswith(str(path))
     assert "\n" not in message
@@ -310,9 +313,9 @@ def test_files_that_are_no_image(tmp_path: Path) -> None:
         image_size(tmp_path / "absent.png")
     assert "is a folder" in one_line_about(tmp_path)
     with pytest.raises(InputError, match="image bytes: not an image"):
-        preprocess(b"\0" * 50)
+        preprocess(b"\0" * 50, patch_size=16)
     with pytest.raises(InputError, match="must be a path, bytes, PIL image or numpy array, not int"):
-        preprocess(7)  # type: ignore[arg-type]
+        preprocess(7, patch_size=16)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"])
@@ -378,12 +381,41 @@ def test_a_size_of_nothing_is_refused() -> None:
 def test_values_are_bicubic_antialiased_and_normalised(width: int, height: int) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8)
     pixels = noise // 3 + photo(width, height) // 3 + 40  # no overshoot, which Pillow would clip after the first axis
-    x = preprocess(pixels, size=64)
+    x = preprocess(pixels, 64, 16)
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
     resized = torch.nn.functional.interpolate(planes, x.shape[-2:], mode="bicubic", antialias=True, align_corners=False)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
     restored = (x * std + mean) * 255
     assert (restored - resized.clamp(0, 255)).abs().max() <= 1.2  # Pillow rounds to whole values after each axis
+
+
+def test_preprocess_does_not_guess_the_model() -> None:
+    """It took patches of 16 unless told otherwise, and the only trained model has 14."""
+    with pytest.raises(InputError, match=r"model\.preprocess\(photo\) knows, or name patch_size=model\.patch_size"):
+        preprocess(photo())
+    model = veca.load("veca-s14")
+    own = model.preprocess(photo(90, 60), 56)
+    assert torch.equal(own, preprocess(photo(90, 60), 56, model.patch_size))
+    assert model(own).grid == (4, 6)
+
+
+def test_one_default_size() -> None:
+    """What every way to a feature takes where nobody names a size; probes and training follow the paper's."""
+    from veca.analysis import core_figures, figures
+    from veca.demo import Demo
+    from veca.extract.command import FeaturesSettings
+    from veca.integrations.transformers.configuration import VecaConfig
+    from veca.integrations.transformers.processing import VecaImageProcessor
+    from veca.serve.settings import ServeSettings
+
+    assert SIZE == 448
+    for kind in (FeaturesSettings, ServeSettings, Demo):
+        assert {field.name: field.default for field in fields(kind)}["size"] == SIZE
+    functions = (preprocess, veca.Veca.preprocess, veca.Extractor, figures.similarity_figure, figures.cores_figure)
+    functions += (core_figures.positions_figure, core_figures.budgets_figure, core_figures.layers_figure)
+    assert {inspect.signature(function).parameters["size"].default for function in functions} == {SIZE}
+    assert VecaConfig().image_size == SIZE
+    assert VecaImageProcessor().size == {"shortest_edge": SIZE}
 
 
 def test_to_tensor_is_imagenets_normalisation() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import veca
 from veca.block import attend
 from veca.config import MODELS, VecaConfig
+from veca.errors import InputError
 from veca.model import Veca
 from veca.rope import jitter
 
@@ -59,7 +60,7 @@ def expected_forward(
     chosen: Tensor | None = None,  # only these patches of the grid take part
     extra: tuple[list[int], list[int]] | None = None,  # left and upper edges of further patches, which nobody reads
 ) -> tuple[Tensor, Tensor]:
-    """All output tokens and core coordinates, from the weights and docs/mathematics.md alone, in float64."""
+    """All output tokens and core coordinates, from the weights and docs/research/mathematics.md alone, in float64."""
     config, weights = model.config, {name: tensor.double() for name, tensor in model.state_dict().items()}
     p, d = config.patch_size, config.width // config.heads
     batch, _, height, width = images.shape
@@ -272,6 +273,28 @@ def test_wrong_budgets_are_named(cores: object) -> None:
         small()(torch.zeros(1, 3, 32, 32), cores=cores)
 
 
+@pytest.mark.parametrize(
+    ("images", "more", "message"),
+    [
+        ("photo.jpg", {}, r"not str: .* model\(model\.preprocess\(photo\)\)"),
+        ([torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)], {}, r"not a list of 2 tensors: stack crops of one size"),
+        (
+            torch.zeros(1, 3, 32, 32),
+            {"is_training": True},
+            r"True is model\.forward_features\(images\) here",
+        ),
+        (torch.zeros(1, 3, 32, 32), {"is_training": False}, r"is_training=False is model\(images\)\.cls"),
+    ],
+)
+def test_habits_of_other_libraries_are_told_the_way(images: object, more: dict[str, bool], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        small()(images, **more)
+    assert "\n" not in str(caught.value)
+    if not isinstance(images, torch.Tensor):
+        with pytest.raises(InputError, match=message):
+            small().forward_features(images)  # type: ignore[arg-type]
+
+
 def test_integer_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"floating point.*uint8"):
         small()(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
@@ -379,6 +402,7 @@ def test_gradient_checkpointing_changes_nothing(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "converted"])
+@pytest.mark.end_to_end
 def test_compile_has_no_graph_break_and_few_recompiles(variant: str) -> None:
     torch._dynamo.reset()
     model = small(depth=2, **VARIANTS[variant])

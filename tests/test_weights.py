@@ -533,6 +533,7 @@ def memory_to_refuse(path: Path, message: str) -> float:
     return float(grown)
 
 
+@pytest.mark.end_to_end
 def test_a_small_checkpoint_cannot_ask_for_much(tmp_path: Path) -> None:
     gigabyte = b"(J\x00\x00\x00\x40tR."
     for program in (b"\x80\x02cbuiltins\nbytearray\n", b"\x80\x02ctorch\nFloatTensor\n"):

@@ -79,7 +79,7 @@ def test_metrics_are_written_as_json(
         (["PHOTO", "--out", "PHOTO"], "is a file, not a folder"),
         (["missing.png"], "no such file"),
         (["PHOTO", "--limit", "0"], "--limit must be at least 1"),
-        (["PHOTO", "--figure", "features", "--cores", "99"], "between 1 and 16"),
+        (["PHOTO", "--figure", "features", "--cores", "99"], "from 1 to 16"),
     ],
 )
 def test_mistakes_get_one_line(

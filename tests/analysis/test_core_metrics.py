@@ -97,6 +97,16 @@ def test_half_distance_of_what_does_not_fall() -> None:
     assert math.isnan(measure.half_distance(torch.linspace(0, 1, measure.BINS)))
 
 
+def test_a_path_is_measured_in_image_sides() -> None:
+    still, walk = torch.zeros(3, 2), torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, -0.8]])  # L×2: 1, then 1.6 of 2 a side
+    assert measure.path_length(torch.stack((still, walk), dim=1)) == pytest.approx((0 + 2.6 / 2) / 2)
+
+
+def test_cores_part_by_their_distance_from_the_mean_place() -> None:
+    same, apart = torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([[-0.3, 0.0], [0.3, 0.0]])  # P×2
+    assert measure.parting(torch.stack((same, apart), dim=1)) == pytest.approx((0 + 0.3 / 2) / 2)
+
+
 def test_labels_of_patches_are_the_commonest() -> None:
     mask = np.zeros((40, 40), np.uint8)
     mask[:20, :20], mask[20:, 22:] = 7, 255
@@ -139,6 +149,8 @@ def test_all_numbers_of_a_model_and_its_dense_control(labelled: Path, backbone: 
         regions = core["regions"][kind]
         assert all(0 < value <= 1 for value in regions["best_iou"] + regions["purity"])
         assert min(regions["purity"]) >= core["regions"]["one_region_purity"] - 1e-6  # cores only refine one region
+    assert core["movement"]["path_length"] > 0
+    assert core["movement"]["parting"] > 0
     assert core["locality"]["cosine"] != dense["locality"]["cosine"]
     assert any("regions" in name for name, _ in summary(core))
 
@@ -149,6 +161,7 @@ def test_equal_photos_have_equal_maps(labelled: Path, backbone: Backbone) -> Non
         copy(labelled / f"val/{name}/0.png", labelled / f"val/{name}/1.png")
     (result,) = measure_models([backbone], labelled, size=96, limit=2)
     assert result["stability"]["other_photo"]["reads"] == pytest.approx([1, 1, 1])
+    assert result["movement"]["parting"] == 0
 
 
 def test_photos_without_masks_have_no_regions(tmp_path: Path, photo: Photo, backbone: Backbone) -> None:

@@ -32,7 +32,7 @@ def test_pca_has_three_dimensions_where_features_have_two() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["pca", "umap"])
+@pytest.mark.parametrize("method", ["pca", pytest.param("umap", marks=pytest.mark.end_to_end)])  # umap compiles first
 def test_planted_clusters_stay_apart(method: str) -> None:
     """Four clusters over two groups: neighbours in the projection are of one cluster, whatever their group."""
     rows, labels = clusters(4, 60)

@@ -20,9 +20,9 @@ from serve.process import HTTP, Server, picture
 import veca
 from veca.cli import main
 from veca.config import VecaConfig
+from veca.large.picture import open_strips
 from veca.serve.problems import Problem
 from veca.serve.workers import Workers
-from veca.strips import open_strips
 
 from .commands import wrong_command
 from .images import hostile_image

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from veca.bench.arms import Arm, attention_path, build, network, products, training_step
-from veca.bench.flops import closed_form_flops, veca_flops
-from veca.bench.measure import interleaved, peak_memory
-from veca.bench.report import put_section, rounds, slope
+from veca.bench.flops import (
+    attention_layer_flops,
+    closed_form_dino_flops,
+    closed_form_flops,
+    dino_flops,
+    veca_flops,
+)
+from veca.bench.measure import interleaved, noise, noise_said, peak_memory, spread
+from veca.bench.report import rounds, slope
+from veca.cli import main
 from veca.config import MODELS, VecaConfig
 from veca.errors import InputError
 from veca.model import Veca
@@ -28,6 +35,15 @@ CPU = torch.device("cpu")
 def test_counted_flops_equal_the_closed_form(attention: str, size: int, cores: int) -> None:
     config = VecaConfig(**{**SMALL.to_dict(), "attention": attention, "out_width": 24})
     assert veca_flops(config, size, cores) == closed_form_flops(config, size, cores)
+
+
+@pytest.mark.parametrize("turning", [0.125, 1.0])
+@pytest.mark.parametrize("name", ["dinov2", "dinov3"])
+def test_what_info_prints_is_what_pytorch_counts(name: str, turning: float) -> None:
+    """A converted model too: gelu, a table of positions, channels that do not turn."""
+    config = replace(SMALL, patch_size=14, mlp="gelu", mlp_ratio=4.0, positions="table", rope_zero_fraction=turning)
+    assert closed_form_dino_flops(name, config, 56) == dino_flops(name, config, 56)
+    assert closed_form_flops(config, 56, 8) == veca_flops(config, 56, 8)
 
 
 def test_flops_are_linear_in_patches() -> None:
@@ -71,6 +87,7 @@ def test_other_ways_to_run_the_same_network() -> None:
         network(Arm("stream", 8), SMALL, 64, 2, CPU)
 
 
+@pytest.mark.end_to_end
 def test_checkpointing_needs_less_memory() -> None:
     deep = VecaConfig(depth=8, width=64, heads=2, bank=16)
     plain, checkpointed = (
@@ -90,8 +107,10 @@ def test_slope() -> None:
     assert slope([(10, 1.0)]) is None
 
 
+@pytest.mark.end_to_end
 def test_peak_memory_grows_with_the_image() -> None:
-    small, large = (peak_memory(Arm("veca", 8), SMALL, size, 1, CPU) for size in (256, 2048))
+    small = peak_memory(Arm("veca", 8), SMALL, 256, 1, CPU, dtype=torch.bfloat16)
+    large = peak_memory(Arm("veca", 8), SMALL, 2048, 1, CPU)
     tokens = (2048 // 16) ** 2 * SMALL.width * 4
     assert large > small
     assert tokens < large < 100 * tokens
@@ -103,67 +122,79 @@ def test_a_table_says_from_how_many_rounds_it_comes() -> None:
     assert rounds([{"rounds": 7}, {"rounds": 2}]) == "the best and the median of 2 to 7 rounds"
 
 
-def test_a_section_of_a_page_is_replaced(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- x:begin -->\nold\n<!-- x:end -->\nafter\n")
-    put_section(page, "x", "new")
-    assert page.read_text() == "before\n<!-- x:begin -->\nnew\n<!-- x:end -->\nafter\n"
-    with pytest.raises(InputError, match="must hold"):
-        put_section(page, "y", "new")
-    with pytest.raises(InputError, match="cannot read"):
-        put_section(tmp_path / "none.md", "x", "new")
+Run = Callable[..., tuple[int, str]]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "veca.cli", "bench", *arguments], capture_output=True, text=True, timeout=200
-    )
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The status and all that was printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main(["bench", *arguments])
+        return status, "".join(capsys.readouterr())
+
+    return run
 
 
-def test_command(tmp_path: Path) -> None:
-    done = run(
-        *("--model", "veca_tiny", "--sizes", "32", "64", "--cores", "4", "8", "--rounds", "2", "--no-memory"),
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model folder with the geometry of SMALL."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    Veca(SMALL).save(folder)
+    return str(folder)
+
+
+def test_command(run: Run, small: str, tmp_path: Path) -> None:
+    status, printed = run(
+        *("--model", small, "--sizes", "32", "64", "--cores", "4", "8", "--rounds", "2", "--no-memory"),
         *("--paths", "whole", "attention", "--out", str(tmp_path)),
     )
-    assert done.returncode == 0, done.stderr
+    assert status == 0, printed
     results = json.loads((tmp_path / "bench.json").read_text())
     assert len(results["rows"]) == 2 * 2 * 4  # paths × sizes × (two budgets, dense, dinov3)
     row = next(row for row in results["rows"] if row["arm"] == "veca, 8 cores" and row["size"] == 64)
-    assert row["gflops"] == row["gflops_closed_form"] == closed_form_flops(MODELS["veca_tiny"], 64, 8) / 1e9
+    assert row["gflops"] == row["gflops_closed_form"] == closed_form_flops(SMALL, 64, 8) / 1e9
     assert row["images_per_second"] == pytest.approx(1e3 / row["best_ms"])
     assert {"times_faster_than_dinov3", "times_faster_than_dense", "share_of_products"} <= row.keys()
-    assert "slope" in done.stdout
+    assert "slope" in printed
+    assert row["spread"] == pytest.approx(row["median_ms"] / row["best_ms"] - 1)
+    assert results["noise"]["spread"] == max(row["spread"] for row in results["rows"])
+    assert printed.count(f"load {results['noise']['load']:.1f} on {results['noise']['cpus']} CPUs before") == 1
     assert "torch" in results["machine"]
     with open(tmp_path / "bench.csv") as file:
         assert len(list(csv.DictReader(file))) == len(results["rows"])
     assert (tmp_path / "bench.png").stat().st_size > 10_000
 
 
-def test_bfloat16(tmp_path: Path) -> None:
+def test_bfloat16(run: Run, small: str, tmp_path: Path) -> None:
     arms = [Arm(name, 8) for name in ("veca", "dense", "stream", "products")] + [Arm("dinov3", 0)]
     with torch.inference_mode():
         out = {arm.name: network(arm, SMALL, 32, 1, CPU, torch.bfloat16)() for arm in arms}
         attention_path(arms[0], SMALL, 32, 1, CPU, torch.bfloat16)()
     assert out["veca"].patches.dtype == out["dinov3"].last_hidden_state.dtype == torch.bfloat16  # type: ignore[attr-defined]
     training_step(arms[0], SMALL, 32, 1, CPU, torch.bfloat16)()
-    assert peak_memory(arms[0], SMALL, 256, 1, CPU, dtype=torch.bfloat16) > 0
-    words = ["--model", "veca_tiny", "--sizes", "32", "--cores", "8", "--rounds", "1", "--no-memory"]
-    done = run(*words, "--against", "products", "--dtype", "bfloat16", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    words = ["--model", small, "--sizes", "32", "--cores", "8", "--rounds", "1", "--no-memory"]
+    status, printed = run(*words, "--against", "products", "--dtype", "bfloat16", "--out", str(tmp_path))
+    assert status == 0, printed
+    assert "Measured once" in printed
     assert json.loads((tmp_path / "bench.json").read_text())["machine"]["dtype"] == "bfloat16"
     assert ", bfloat16, " in (tmp_path / "bench.md").read_text()
-    words = ["--sizes", "56", "--box", "28", "--share-sizes", "56", "--rounds", "1", "--dtype", "bfloat16"]
-    done = run("scan", *words, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "scan.json").read_text())["machine"]["dtype"] == "bfloat16"
+    words = ["--sizes", "64", "--box", "32", "--share-sizes", "64", "--rounds", "2", "--dtype", "bfloat16"]
+    status, printed = run("scan", "--model", small, "--cores", "8", *words, "--out", str(tmp_path))
+    assert status == 0, printed
+    scanned = json.loads((tmp_path / "scan.json").read_text())
+    assert scanned["machine"]["dtype"] == "bfloat16"
+    assert scanned["noise"]["spread"] == max(row["spread"] for row in scanned["rows"])
+    assert " CPUs before the start" in printed
 
 
-def test_ways_and_training(tmp_path: Path) -> None:
-    done = run(
-        *("--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--rounds", "1", "--no-memory"),
+@pytest.mark.end_to_end
+def test_ways_and_training(run: Run, small: str, tmp_path: Path) -> None:
+    status, printed = run(
+        *("--model", small, "--sizes", "64", "--cores", "8", "--rounds", "1", "--no-memory"),
         *("--paths", "whole", "training", "--against", "dinov3", "stream", "int8", "--out", str(tmp_path)),
     )
-    assert done.returncode == 0, done.stderr
+    assert status == 0, printed
     rows = {(row["path"], row["arm"]): row for row in json.loads((tmp_path / "bench.json").read_text())["rows"]}
     assert {arm for path, arm in rows if path == "training"} == {
         "veca, 8 cores", "dinov3", "veca checkpointed, 8 cores", "dinov3 checkpointed"
@@ -173,14 +204,14 @@ def test_ways_and_training(tmp_path: Path) -> None:
     assert "times_faster_than_veca" not in ours
 
 
-def test_a_models_own_geometry_beside_dinov2(tmp_path: Path) -> None:
+def test_a_models_own_geometry_beside_dinov2(run: Run, tmp_path: Path) -> None:
     config = VecaConfig(depth=2, width=32, heads=2, bank=16, patch_size=14, mlp="gelu", positions="table")
     Veca(config).save(tmp_path / "model")
-    done = run(
+    status, printed = run(
         *("--model", str(tmp_path / "model"), "--sizes", "56", "--cores", "8", "--rounds", "1", "--no-memory"),
         *("--against", "dinov2", "--out", str(tmp_path)),
     )
-    assert done.returncode == 0, done.stderr
+    assert status == 0, printed
     ours, dinov2 = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert ours["gflops"] == closed_form_flops(config, 56, 8) / 1e9
     assert ours["times_faster_than_dinov2"] == pytest.approx(dinov2["best_ms"] / ours["best_ms"])
@@ -189,12 +220,47 @@ def test_a_models_own_geometry_beside_dinov2(tmp_path: Path) -> None:
     assert dinov2["gflops"] == (2 * block + 2 * 16 * 3 * 14 * 14 * width) / 1e9
 
 
-def test_mistakes() -> None:
-    for arguments, words in (
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("--sizes", "100"), "multiple of the patch size 16"),
         (("--cores", "65"), "1 and 64"),
         (("--model", "veca_smal"), "veca_smal"),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], words: str, run: Run) -> None:
+    status, printed = run(*arguments)
+    assert (status, words in printed) == (2, True), printed
+
+
+def test_a_noisy_measurement_says_so() -> None:
+    quiet = {"load": 0.3, "cpus": 2}
+    assert spread([1.0, 1.2, 3.0]) == pytest.approx(0.2)
+    assert spread([1.0]) is None
+    calm = noise({"veca": 0.02, "dinov3": 0.05}, quiet)
+    assert (calm["noisy"], calm["of"]) == (False, "dinov3")
+    assert noise_said(calm).startswith("Noise at most: half of the rounds of dinov3 took at least 5% longer")
+    for spreads, before in (({"veca": 0.4}, quiet), ({"veca": 0.02}, {"load": 7.5, "cpus": 2})):
+        about = noise(spreads, before)
+        assert about["noisy"]
+        assert noise_said(about).startswith("NOISY: ")
+        assert f"load {before['load']} on 2 CPUs before the start" in noise_said(about)
+    assert "is not known" in noise_said(noise({"veca": None}, quiet))
+
+
+def test_the_papers_cost_of_attention_is_what_we_count(run: Run, small: str, tmp_path: Path) -> None:
+    """PyTorch's counter over one real block without its MLP; the paper's counts to their last digit."""
+    words = ("--model", small, "--sizes", "32", "--cores", "4", "--rounds", "1", "--paths", "attention")
+    status, printed = run(*words, "--against", "paper", "--out", str(tmp_path))
+    assert status == 0, printed
+    costs = json.loads((tmp_path / "bench.json").read_text())["paper"]
+    assert [cost["model"] for cost in costs] == ["veca_small", "veca_base", "veca_large"]
+    for cost in costs:
+        assert round(cost["counted_gflops"], 2) == cost["gflops"]
+        assert round(cost["counted_dinov3_gflops"], 2) == cost["dinov3_gflops"]
+    assert "37.06 (37.06)" in printed
+    assert "37.06 (37.06)" in (tmp_path / "bench.md").read_text()
+    mlp = 2 * (16 + 8) * SMALL.width * 3 * SMALL.hidden_width
+    attention = attention_layer_flops(SMALL, 64, 8)
+    per_layer = veca_flops(replace(SMALL, depth=3), 64, 8) - veca_flops(SMALL, 64, 8)
+    assert per_layer == attention + mlp + 2 * 8 * SMALL.width * 2  # and the cores' coordinate head

@@ -1,4 +1,4 @@
-"""The blocks of code in README.md and docs/*.md, in order, and what a test makes of each command."""
+"""The blocks of code in README.md, docs/ and docs/research/, in order, and what a test makes of each command."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from .world import ROOT, SIDE
 
-PAGES = {path.stem if path.parent.name == "docs" else path.name: path
-         for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}  # fmt: skip
+DOCS = sorted((ROOT / "docs").glob("*.md"))  # the pages of the main navigation; research/ is beside it
+NOTES = sorted((ROOT / "docs/research").glob("*.md"))  # two pages may have the same name, so these have their folder's
+PAGES = {path.stem: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS)}
+PAGES |= {f"research/{path.stem}": path for path in NOTES}
 SHELL, PYTHON = ("sh", "bash", ""), ("python",)
 OUTPUT = ("text", "ini", "dockerfile", "json", "bibtex")
 
@@ -18,19 +20,25 @@ OUTPUT = ("text", "ini", "dockerfile", "json", "bibtex")
 NOT_RUN = {
     "make test": "this is the test; .ci/run runs it",
     "make lint": ".ci/run runs it, before the tests",
-    "make results": "minutes to hours; test_reproduce.py runs docs/reproduce.py on small steps",
+    "make results": "minutes to hours; tests/tools/test_reproduce.py runs small steps",
     "python3 -m venv": "an environment of its own takes half a minute; tests/test_package.py makes one",
     "pip install": "needs the network; that the named extras exist is checked",
     "docker": "no docker here",
     "srun": "no cluster here; the same command runs under torchrun",
     "export FIRST_NODE": "asks Slurm for the nodes",
+    "veca features photos/ --out cluster/ --engine ray": "tests/extract/test_cluster.py has a real Ray",
     ".venv/bin/pytest": "a part of this test suite",
     ".venv/bin/pip install": "needs the network",
     "python tools/timm_tests.py": "needs timm and its tests, in an environment of their own",
 }
+# A block that begins so is left out whole, any other only that line.
 NOT_RUN_PYTHON = {
+    "import ray": "tests/extract/test_cluster.py has a real Ray",
+    "from ray import serve": "the same",
+    "import daft": "not among our dependencies; run by hand",
     "import timm": "timm needs torchvision, which cannot be installed beside the CPU build of PyTorch",
     "whole = DepthAnythingForDepthEstimation": "fetches from the hub; the next lines get a small one",
+    "dist.init_process_group()": "torchrun tells it the ranks; the page gets a group of one",
     "push_to_hub(veca.load": "uploads to the hub; tests/integrations/test_hub.py has a hub of its own",
 }
 
@@ -45,7 +53,6 @@ WORDS = (
     (r"veca export veca-s14", "veca export models/mine"),  # two layers are traced sooner than twelve
     (r"-\d+px", f"-{SIDE}px"),
     (r"/tmp/tokens", "tokens"),
-    (r"--page \S+ \S+", ""),
 )
 DISTILL = (
     f"--epochs 0 --warmup-epochs 0 --steps 2 --warmup-steps 1 --batch 2 --late-from 1 --resolutions {SIDE} "
@@ -71,16 +78,25 @@ SHORTER = (
     ("veca probe knn", f"--size {SIDE}"),
     ("veca probe segment", DENSE),
     ("veca probe depth", DENSE),
+    ("veca probe detect", f"--size {SIDE} --steps 2 --queries 4 --layers 1"),
+    ("veca probe masks", f"{DENSE} --queries 4 --layers 1"),
+    ("veca probe video", f"--size {SIDE} --cores 8 --frames 3"),
+    ("python tools/video_picture.py", f"--size {SIDE} --model ./veca-s14 --out film.webp"),
     ("veca probe teacher", f"--size {SIDE} --images 2 --cores 8,64"),
+    ("veca finetune detect", f"{FINETUNE} --queries 4 --layers 1"),
     ("veca finetune", FINETUNE),
+    ("veca bench ranks", "--model veca_tiny --sizes 32"),
     ("veca bench scan", "--model ./veca-s14 --sizes 56 --box 28 --share-sizes 56 --rounds 1"),
-    ("python docs/scan_picture.py", ""),
+    ("python tools/scan_picture.py", ""),
     ("veca bench distill", "--size 32 --batch 2 --steps 1 --rounds 1 --workers 0"),
-    ("veca bench serve", "--model veca_tiny --clients 1 --seconds 3s --size 64 --min-size 32"),
+    ("python tools/serve_load.py", "--model veca_tiny --clients 1 --seconds 3 --size 64 --min-size 32"),
     (r"veca bench.*--help", ""),
     ("veca bench", "--model veca_tiny --sizes 32 --rounds 1 --seconds 1 --no-memory"),
-    ("python docs/inside_pictures.py", "--model ./veca-s14 --only positions --images pictures"),
-    ("python docs/huge_image.py", "--side 512 --part 512"),
+    ("python tools/inside_pictures.py", "--model ./veca-s14 --only positions --images pictures"),
+    ("python tools/huge_image.py", "--side 512 --part 512"),
+    ("python tools/blank_slide.py", "--side 1024"),
+    ("python tools/windows_measured.py", "--model ./veca-s14 --mosaics 1 --cell 56"),
+    ("veca view", "--model ./veca-s14 --port 0 --no-open"),
     ("veca serve", f"--model ./veca-s14 --port 0 --size {4 * SIDE} --min-size {SIDE}"),
 )
 

@@ -16,6 +16,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.end_to_end
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world.photos(tmp_path / "photos", 12)
     world.teacher(tmp_path / "teacher")
@@ -33,7 +34,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
     book = nbformat.read(path, as_version=4)
-    client = NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(book, timeout=900, resources={"metadata": {"path": str(tmp_path)}})
     client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable  # the environment of the tests, whatever kernel is installed
     client.execute()
@@ -44,10 +45,16 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_outputs(path: Path) -> None:
+def test_a_notebook_is_stored_with_what_it_shows(path: Path) -> None:
+    """`python tools/notebooks.py` runs and stores them: a web page shows the pictures, and they stay small."""
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells)
+    codes = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in codes] == [*range(1, len(codes) + 1)]
+    outputs = [output for cell in codes for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert path.stat().st_size < 600_000
 
 
 def test_there_are_three() -> None:

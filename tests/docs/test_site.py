@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from .pages import DOCS, PAGES
 from .world import ROOT
 
 
@@ -70,6 +71,20 @@ def test_every_link_leads_somewhere(site: Path) -> None:
                 assert unquote(parts.fragment) in places, f"{path.name} links to {link}"
 
 
+def test_the_pages_of_the_navigation_can_be_read_in_an_hour() -> None:
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in DOCS}
+    assert sum(words.values()) <= 14_000, words
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_every_row_of_a_table_has_the_cells_of_its_heading(page: Path) -> None:
+    cells = 0  # of the table that the line is in
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        assert not found or not cells or found == cells, f"{page.name}:{number}: {line}"
+        cells = found
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for path, page in pages(site):
         assert not [link for link in page.loads if urlsplit(link).scheme in ("http", "https")], path.name
@@ -80,8 +95,8 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 def test_every_page_of_docs_is_in_the_site_and_every_public_name_in_the_reference(site: Path) -> None:
     import veca
 
-    for source in (ROOT / "docs").glob("*.md"):
-        assert (site / f"{source.stem}.html").is_file(), source.name
+    for source in (ROOT / "docs").rglob("*.md"):
+        assert (site / source.relative_to(ROOT / "docs")).with_suffix(".html").is_file(), source.name
     places = Page((site / "api.html").read_text(encoding="utf-8")).places
     for name in veca.__all__:
         assert name == "__version__" or any(place.endswith(f".{name}") for place in places), name

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import tifffile
 import torch
+from large.files import aperio, cog, ome_zarr
 from PIL import Image
 from transformers import (
     DepthAnythingConfig,
@@ -41,9 +44,16 @@ def build(top: Path) -> Path:
     classes(main / "pets")
     pairs(main / "voc-seg", "masks", "val")
     pairs(main / "nyu-depth", "depth", "test")
+    boxes(main / "boxes")
+    pairs(main / "voc-instances", "instances", "val")
+    video(main)
     scan = np.asarray(picture(4, 112, 98))
     np.save(main / "scan.npy", scan)
     tifffile.imwrite(main / "big.tif", np.asarray(picture(5, 560, 518)), tile=(128, 128), photometric="rgb")
+    large = np.asarray(picture(6, 560, 448))
+    aperio(main / "slide.svs", large)
+    ome_zarr(main / "cells.zarr", large, 3)
+    cog(main / "scene.tif", large[..., [0, 1, 2, 0]].astype(np.uint16) * 10 + 1)
     teacher(main / "teacher")
     teacher(main / "teacher/dav2-small-encoder")
     dinov3(main / "dinov3")
@@ -57,6 +67,7 @@ def build(top: Path) -> Path:
         (top / "shared/data" / name).symlink_to(main / name)
     (top / "shared/teacher").symlink_to(main / "teacher")
     (main / "docs").symlink_to(ROOT / "docs")
+    (main / "tools").symlink_to(ROOT / "tools")
     (main / "path/to").mkdir(parents=True)
     (main / "path/to/clone").symlink_to(ROOT)
     (main / "Makefile").symlink_to(ROOT / "Makefile")
@@ -86,6 +97,35 @@ def classes(folder: Path) -> None:
             (folder / part / breed).mkdir(parents=True)
             for index in range(count):
                 picture(100 * number + index, 40, 40).save(folder / part / breed / f"{part}{index}.jpg")
+
+
+def boxes(folder: Path) -> None:
+    """COCO's JSON: a white square in each photo."""
+    for part, count in (("train", 4), ("test", 2)):
+        (folder / part).mkdir(parents=True)
+        images, things = [], []
+        for number in range(count):
+            picture(number, 48, 40).save(folder / part / f"{number}.jpg")
+            images.append({"id": number, "file_name": f"{number}.jpg", "width": 48, "height": 40})
+            things.append({"id": number, "image_id": number, "category_id": 1, "bbox": [8, 8, 13, 13]})
+        table = {"images": images, "annotations": things, "categories": [{"id": 1, "name": "square"}]}
+        (folder / f"{part}.json").write_text(json.dumps(table))
+
+
+def video(main: Path) -> None:
+    """`DAVIS/` with one sequence of three frames, and the same frames as `clip.mp4`."""
+    with av.open(str(main / "clip.mp4"), "w") as file:
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(3):
+            image, mask = picture(7, 64, 48), Image.new("L", (64, 48))
+            for canvas, colour in ((image, (200, 40, 40)), (mask, 255)):
+                canvas.paste(colour, (8 + 6 * number, 8, 36 + 6 * number, 36))
+            for kind, canvas in (("JPEGImages", image), ("Annotations", mask)):
+                (main / f"DAVIS/{kind}/480p/square").mkdir(parents=True, exist_ok=True)
+                canvas.save(main / f"DAVIS/{kind}/480p/square/{number:05d}.png")
+            file.mux(stream.encode(av.VideoFrame.from_image(image)))
+        file.mux(stream.encode(None))
 
 
 def pairs(folder: Path, labels: str, test: str) -> None:

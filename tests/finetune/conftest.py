@@ -6,10 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-
-import veca
 
 COLOURS = {"red": (200, 40, 40), "blue": (40, 40, 200), "green": (40, 180, 40)}
 SIDE = 40
@@ -56,13 +53,4 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.fromarray(mask).save(folder / part / "masks" / f"{number}.png")
             depth = np.where(where, 1000, 4000).astype(np.uint16)
             Image.fromarray(depth).save(folder / part / "depth" / f"{number}.png")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model folder to start from."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("start") / "model"
-    veca.create_model("veca_tiny", depth=2, width=64, heads=2, patch_size=8, bank=8).save(folder)
     return folder
