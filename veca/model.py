@@ -151,7 +151,6 @@ class Veca(DinoNames, nn.Module):
         forcing: float = 1.0,
         looking: Tensor | None = None,
         reading: Tensor | None = None,
-        turn: float = 1.0,
         cells: Cells | None = None,
         return_attention: bool = False,
         last_only: bool = False,
@@ -164,15 +163,14 @@ class Veca(DinoNames, nn.Module):
         the first phase of conversion feeds it the teacher's patches (docs/training.md). With `forcing` below 1 they are
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
         patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
-        patches numbered in `reading` are read by the cores; None: all. Angles are `turn` of what they should be, so
-        that a model without rotation can grow into it. With `cells` these are the patches (B×T×D), at mixed scale. With
-        `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
+        patches numbered in `reading` are read by the cores; None: all. With `cells` these are the patches (B×T×D),
+        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images, cells)
         tokens, state, pace = self.bank(budget, images.shape[0])
         tokens = tokens.to(patches.dtype)
-        by_patch = self.patch_rotation(grid, images.device, turn, cells)
+        by_patch = self.patch_rotation(grid, images.device, cells)
         layers = Layers([], [], [], [], grid, (tokens, patches), [])
         fused = None
         if forced_patches is None and reading is None and not return_attention and not joined:
@@ -186,7 +184,7 @@ class Veca(DinoNames, nn.Module):
             if index > 0:
                 state = self.bank.move(state, pace, tokens, index)
             position = state.tanh()
-            by_core = self.rotation(position * turn)
+            by_core = self.rotation(position)
             if return_attention:
                 normed = block.norm_attn(tokens), block.norm_attn(patches)  # type: ignore[operator]
                 layers.attention.append(block.attn.maps(*normed, by_core, by_patch))  # type: ignore[operator, union-attr]
@@ -267,7 +265,7 @@ class Veca(DinoNames, nn.Module):
         return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if config.turns else None
 
     def patch_rotation(
-        self, grid: tuple[int, int], device: torch.device, turn: float = 1.0, cells: Cells | None = None
+        self, grid: tuple[int, int], device: torch.device, cells: Cells | None = None
     ) -> Rotation | None:
         """Of a grid's patches, or of cells; in training their positions are drawn anew."""
         if not self.config.turns:
@@ -278,8 +276,8 @@ class Veca(DinoNames, nn.Module):
         if self.training:
             across, down = jitter(across, down)
         if cells is not None:
-            return self.rotation(torch.stack((across, down), dim=-1) * turn)
-        return self.lattice_rotation(across * turn, down * turn)
+            return self.rotation(torch.stack((across, down), dim=-1))
+        return self.lattice_rotation(across, down)
 
     def preprocess(self, source: Any, size: int = SIZE, max_pixels: int | None = MAX_PIXELS) -> Tensor:  # 1×3×H×W
         """A photo (path, bytes, PIL image, array) as this model expects it, the shorter side about `size` pixels."""

@@ -343,7 +343,9 @@ def test_a_link_keeps_what_is_shown(one: Path, open_tab: Any) -> None:
     tab.page.get_by_text("is read by").click()
     tab.page.wait_for_url(re.compile(r"kind=readBy"))
     again.page.evaluate("(hash) => { location.hash = hash; }", tab.page.url.split("#")[1])  # a link inside the same tab
-    again.page.locator("#core-name", has_text=re.compile("^Core 5$")).wait_for()  # no script as text: the page forbids it
+    again.page.locator(
+        "#core-name", has_text=re.compile("^Core 5$")
+    ).wait_for()  # no script as text: the page forbids it
     np.testing.assert_array_equal(again.pixels(), tab.pixels())
     nonsense = open_tab(one, 375, state="#tab=elsewhere&layer=99&cores=7&at=2,x&core=400&kind=no&pane=8&model=3")
     assert nonsense.text("#legend-title") == "Similarity of one patch to all"

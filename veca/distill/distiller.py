@@ -107,8 +107,7 @@ class Distiller:
                 torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))
                 loss: Loss = self.student(pixels, self.budget, target, self.standards, hints, self.hint_standard,
                                           forced, settings.patch_share, settings.read_at(step),
-                                          settings.turn_at(step, total), settings.gram,
-                                          settings.mixed_at(step))  # fmt: skip
+                                          settings.gram, settings.mixed_at(step))  # fmt: skip
                 torch.autograd.backward(loss.total / settings.accumulate)
             losses.append(Loss(*(value.detach() for value in loss)))
         self.note_unreadable(unreadable)

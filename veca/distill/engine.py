@@ -29,7 +29,7 @@ from veca.distill.validation import Validation
 from veca.errors import InputError
 from veca.files import lock_folder, write_json
 from veca.optim import build_optimisers, split_parameters, split_table
-from veca.teachers import TeacherOutput, load_teacher
+from veca.teachers import load_teacher
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
 from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
@@ -68,7 +68,7 @@ def run(settings: Distillation, ranks: Ranks) -> None:
     teacher = load_teacher(settings.teacher, device)
     checkpoints = Checkpoints(out / "checkpoints")
     saved = ranks.from_first(lambda: read_newest(checkpoints, ranks))  # only its disk need hold the run
-    model, report = build_student(settings, teacher)
+    model, report = build_student(settings, teacher, lambda patch: some_views(settings.whole_patches(patch), images))
     if (fitting := settings.whole_patches(model.config.patch_size)) != settings:
         settings = fitting
         ranks.say(f"crop sizes in whole patches of {model.config.patch_size}: {settings.all_resolutions}")
@@ -176,17 +176,20 @@ def sample_standards(
     """Statistics of the teacher's features over a sample of training views, where the loss needs them."""
     if not settings.standardise and not settings.wants_layers:
         return None
-    size = settings.resolutions[0]
-    count = min(settings.standardise_images, len(images))
-    chosen = random_at(settings.augment_seed, "standards").sample(range(len(images)), count)
+    return standards_to_dict(
+        estimate_standards(
+            teaching(part.to(device), settings.wants_layers)
+            for part in some_views(settings, images, settings.standardise_images)
+        )
+    )
+
+
+def some_views(settings: Distillation, images: TrainingImages, count: int = 64) -> Iterator[torch.Tensor]:
+    """A sample of training views of the first size, 16×3×S×S at a time."""
+    chosen = random_at(settings.augment_seed, "standards").sample(range(len(images)), min(count, len(images)))
     views = Views(images, settings.augment_seed, trivial=settings.trivial_augment)
-
-    def outputs() -> Iterator[TeacherOutput]:
-        for first in range(0, count, 16):
-            batch = collate([views[Key(index, 0, size)] for index in chosen[first : first + 16]])
-            yield teaching(batch.images.to(device), settings.wants_layers)
-
-    return standards_to_dict(estimate_standards(outputs()))
+    for first in range(0, len(chosen), 16):
+        yield collate([views[Key(number, 0, settings.resolutions[0])] for number in chosen[first : first + 16]]).images
 
 
 def show(out: Path, progress: dict[str, Any]) -> None:

@@ -43,8 +43,8 @@ class Distillation:
     """`dense` trains the control arm, in which every token reads every token."""
     rope_zero_fraction: float | None = None
     """Share of rotary channels that do not turn; 1 switches rotation off. Unset: the size's own, or the teacher's."""
-    turning: float = 0.0
-    """For this first share of the steps angles grow from nothing: a model without rotation learns to turn."""
+    rotate: bool = False
+    """Let a model without rotation turn, and its cores move: what turns fast is made to be what mattered least."""
 
     bank: int = 0
     """Cores of the student; those that --init lacks are added as grey patches where none sits. 0: as many as it has."""
@@ -182,7 +182,7 @@ class Distillation:
         for name in ("batch", "accumulate", "standardise_images", "teacher_batch", "val_images", "val_batch",
                      "max_nonfinite", "log_every"):  # fmt: skip
             check(getattr(self, name) >= 1, f"--{_flag(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("hints_until", "turning", "forcing", "fading", "late_from", "max_unreadable"):
+        for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
         for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "gram",
                      "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
@@ -222,10 +222,6 @@ class Distillation:
         ]
         budgets, weights = zip(*fitting, strict=True) if fitting else ((min(self.budgets),), (1.0,))
         return choose(budgets, weights, self.seed, "budget", step)
-
-    def turn_at(self, step: int, total: int) -> float:
-        """How much of each angle is turned."""
-        return min(1.0, step / total / self.turning) if self.turning else 1.0
 
     def read_at(self, step: int) -> float:
         """The share of the patches that the cores read: all, or in every second step less."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,17 @@ from veca.weights import load
 GRAM_PATCHES = 256  # of an image, drawn each step: pairs grow with the square
 
 
-def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Report]:
-    """A model with the weights it starts from, and what came from where."""
+def build_student(
+    settings: Distillation, teacher: Teacher, views: Callable[[int], Iterable[Tensor]] = lambda _: ()
+) -> tuple[Veca, Report]:
+    """A model with the weights it starts from, and what came from where.
+
+    `views` gives some of the images to train on, B×3×S×S, for a patch size: rotation needs them.
+    """
     chosen: dict[str, Any] = {"attention": settings.attention}
     if settings.bank:
         chosen["bank"] = settings.bank
-    if settings.rope_zero_fraction is not None:
+    if settings.rope_zero_fraction is not None and not settings.rotate:
         chosen["rope_zero_fraction"] = settings.rope_zero_fraction
     if settings.init not in ("patch-embedding", "teacher", "fresh"):
         model = load(_model_folder(settings.init))
@@ -41,14 +46,11 @@ def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Repor
             )
         if settings.attention == "dense" and model.config.attention != "dense":
             raise InputError(f"--attention dense: {settings.init} has core attention, and goes on with it")
-        if settings.turning and not model.config.turns:
-            model = wake_rotation(model, chosen.get("rope_zero_fraction", VecaConfig.rope_zero_fraction))
-            report.notes.append("rotation: grows from nothing; the cores may move")
-        elif settings.rope_zero_fraction not in (None, model.config.rope_zero_fraction):
+        if not settings.rotate and settings.rope_zero_fraction not in (None, model.config.rope_zero_fraction):
             raise InputError(
                 f"--rope-zero-fraction {settings.rope_zero_fraction}: {settings.init} has "
                 f"{model.config.rope_zero_fraction}, and goes on with it "
-                "(--turning lets a model without rotation learn it)"
+                "(--rotate lets a model without rotation turn)"
             )
         if settings.bank not in (0, model.config.bank):
             model = grow_bank(model, settings.bank)
@@ -63,6 +65,10 @@ def build_student(settings: Distillation, teacher: Teacher) -> tuple[Veca, Repor
         starts = {"patch-embedding": copy_patch_embedding, "teacher": copy_teacher}
         fresh = Report(new=[name for name, _ in model.named_parameters()])
         report = starts[settings.init](model, teacher) if settings.init in starts else fresh
+    if settings.rotate and not model.config.turns:
+        fraction = VecaConfig.rope_zero_fraction if settings.rope_zero_fraction is None else settings.rope_zero_fraction
+        model = wake_rotation(model, fraction, torch.cat(list(views(model.config.patch_size))))
+        report.notes.append("rotation: turns what mattered least; the cores may move")
     if settings.wants_layers and (teacher.depth, teacher.width) != (model.config.depth, model.config.width):
         raise InputError(
             f"hints and forcing need a student as deep and wide as the teacher ({teacher.depth} layers, "
@@ -98,7 +104,6 @@ class Student(nn.Module):
         forced: float,  # how much of the patches that enter a block is the teacher's; 0: the student runs freely
         share: float = 1.0,  # of the patches that are computed where forced is 1; the cores still read all
         read: float = 1.0,  # of the patches that the cores read
-        turn: float = 1.0,  # how much of each angle is turned
         gram_weight: float = 0.0,
         mixed: float = 1.0,  # share of the patches that is spent at mixed scale, where the student runs freely
     ) -> Loss:
@@ -126,7 +131,7 @@ class Student(nn.Module):
         else:
             reading = even_share(images.shape[-2:], patch, read, images.device)
         layers = self.model.forward_layers(
-            images, cores, forced_patches=fed, forcing=forced, looking=looking, reading=reading, turn=turn,
+            images, cores, forced_patches=fed, forcing=forced, looking=looking, reading=reading,
             cells=cells, last_only=not hints,
         )  # fmt: skip
         cls, patches = self.model.output(layers.cores[-1][:, 0]), self.model.output(layers.patches[-1])
