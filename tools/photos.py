@@ -8,8 +8,8 @@
 | `large-*.tar` | minto5z/coco_yolo; jbhuang0604/SelfExSR; xieyifang0508/fasterrcnn, `test-A-image` | real pixels |
 
 The true aspect ratios of the squashed ones are not known: one between 3:4 and 4:3 is drawn for each, the longer side
-enlarged. Of the large ones the short side is at most 1008. What judges is left out: the photographs of COCO with boxes in
-dyuan459/Efficient-Robust-Object-Detection-1 (docs/detect.md), `VOC2007` of the last repository, and everything under
+enlarged. Of the large ones the short side is at most 1008. What judges is left out: the photographs of COCO with boxes
+in dyuan459/Efficient-Robust-Object-Detection-1 (docs/detect.md), `VOC2007` of the last repository, and everything under
 ../shared/data. The shards stay outside the checkout.
 """
 

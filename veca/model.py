@@ -164,7 +164,7 @@ class Veca(DinoNames, nn.Module):
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
         patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
         patches numbered in `reading` are read by the cores; None: all. With `cells` these are the patches (B×T×D),
-        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
+        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass there.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images, cells)
@@ -194,6 +194,9 @@ class Veca(DinoNames, nn.Module):
                 tokens, patches = checkpoint(block, tokens, patches, by_core, by_patch, *which, use_reentrant=False)
             else:
                 tokens, patches = block(tokens, patches, by_core, by_patch, *which)
+            if index == last and state.requires_grad and not self.config.turns:
+                idle = 0 * state.sum()  # unfrozen by a framework: a gradient of zero, for which DDP would wait
+                tokens, patches = tokens + idle, patches + idle
             if joined:
                 layers.joined.append(torch.cat((tokens, patches), dim=1))
                 tokens, patches = layers.joined[-1][:, :budget], layers.joined[-1][:, budget:]

@@ -163,6 +163,17 @@ def test_tuples_equal_dictionaries(kind: type, pixels: torch.Tensor) -> None:
 
 
 @headed
+def test_training_reaches_what_a_framework_unfroze(kind: type, pixels: torch.Tensor, tmp_path: Path) -> None:
+    """transformers loads into parameters of its own: positions that nothing turns with get zeros, not nothing."""
+    kind(config(cores=8, rope_zero_fraction=1.0)).save_pretrained(tmp_path)
+    model = kind.from_pretrained(tmp_path).train()  # type: ignore[attr-defined]
+    model.requires_grad_(True)
+    model(pixels, **labels_for(kind)).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not model.veca.bank.states.grad.any()
+
+
+@headed
 def test_training_reaches_every_parameter(kind: type, pixels: torch.Tensor) -> None:
     model = kind(config(cores=8)).train()
     loss = model(pixels, **labels_for(kind)).loss
