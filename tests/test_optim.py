@@ -60,8 +60,8 @@ def test_the_split_is_the_papers() -> None:
     assert set(muon.names) == expected | {"project.weight"}
     assert set(adam.names) == {name for name, _ in model.named_parameters()} - set(muon.names)
     table = split_table([muon, adam]).splitlines()
-    assert table[1].split()[:3] == ["NorMuon", "new", "18"]
-    assert "blocks.*.attn.q_proj.weight" in table[1]
+    assert table[2].split()[:3] == ["NorMuon", "new", "18"]
+    assert "blocks.*.attn.q_proj.weight" in table[2]
 
 
 def test_copied_parameters_have_their_own_rate() -> None:

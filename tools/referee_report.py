@@ -13,6 +13,7 @@ from typing import Any
 
 from sections import put_section
 
+from veca import tabulate
 from veca.files import whole_file, write_json, write_text
 from veca.training.records import METRICS, read_metrics
 
@@ -89,7 +90,7 @@ def shown(values: Sequence[float | None] | None, digits: int, sign: bool = False
 def markdown(results: dict[str, Any]) -> str:
     """The table of the page; the difference is taken seed by seed, since a seed's two arms start from equal weights."""
     columns = {**COLUMNS, "difference": "VECA, 64 cores − dense twin", **SCALE}
-    lines = ["| | " + " | ".join(columns.values()) + " |", "|" + " --- |" * (len(columns) + 1)]
+    rows = [["", *columns.values()]]
     for measure, (words, better, digits) in MEASURES.items():
         found = results["values"][measure]
         ours, theirs = found.get("core 64", []), found.get("dense", [])
@@ -98,7 +99,7 @@ def markdown(results: dict[str, Any]) -> str:
             shown(differences, digits, sign=True) if column == "difference" else shown(found.get(column), digits)
             for column in columns
         ]
-        lines.append(f"| {words}{f' ({better} is better)' if better else ''} | " + " | ".join(cells) + " |")
+        rows.append([f"{words}{f' ({better} is better)' if better else ''}", *cells])
     quick = ["**A quick trial of a few steps: these numbers say nothing.**", ""] if results["quick"] else []
     return "\n".join(
         [
@@ -106,7 +107,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"Mean ± sample standard deviation over {results['seeds']} training seeds; each probe's score is first "
             "averaged over its heads.",
             "",
-            *lines,
+            tabulate.markdown(rows),
             "",
             "```text",
             results["command"],

@@ -22,7 +22,7 @@ Precision = Literal["float32", "float16"]
 def in_precision(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """On the CPU in the buffer's precision; what does not fit in float16 is an error, not an infinity."""
     rows = rows.float()
-    if dtype == torch.float16 and float(rows.abs().amax()) > torch.finfo(torch.float16).max:
+    if dtype == torch.float16 and not float(rows.abs().amax()) <= torch.finfo(torch.float16).max:  # nor is no number
         raise InputError("a value of this model's tokens is too large for float16; use tokens float32")
     return rows.to("cpu", dtype)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
+from veca import tabulate
 from veca.model import Veca
 
 FRESH_DEVIATION = 0.02  # of a fresh model's matrices
@@ -199,11 +200,7 @@ def split_table(shares: list[Share]) -> str:
         count = sum(parameter.numel() for parameter in share.parameters)
         origin = "copied" if share.copied else "new"
         rows.append((share.optimiser, origin, str(len(share.names)), f"{count:,}", kinds(share.names)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
-        for row in rows
-    )
+    return tabulate.text(rows, left=(0, 1, 4))
 
 
 def kinds(names: Iterable[str]) -> str:

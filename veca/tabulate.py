@@ -10,10 +10,13 @@ from rich.table import Table
 Rows = Sequence[Sequence[str]]
 
 
-def text(rows: Rows) -> str:
-    """Aligned, for reading and for logs: the first column to the left, all others to the right."""
+def text(rows: Rows, left: Sequence[int] = (0,)) -> str:
+    """Aligned, for reading and for logs: the columns `left` to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    aligned = [str.ljust if column in left else str.rjust for column in range(len(widths))]
+    lines = [
+        "  ".join(align(*cell) for align, *cell in zip(aligned, row, widths, strict=True)).rstrip() for row in rows
+    ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from veca import tabulate
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.files import write_text
@@ -134,11 +135,14 @@ def _results(run: Path, step: int | None) -> Iterator[str]:
         grid = last.get("grid")
         if grid:
             names = list(next(iter(next(iter(grid.values())).values())))
-            yield f"| resolution | cores | {' | '.join(names)} |"
-            yield "| --- | --- |" + " --- |" * len(names)
-            for size, row in grid.items():
-                for budget, values in row.items():
-                    yield f"| {size} | {budget} | {' | '.join(f'{values[name]:.4f}' for name in names)} |"
+            yield tabulate.markdown(
+                [["resolution", "cores", *names]]
+                + [
+                    [str(size), str(budget), *(f"{values[name]:.4f}" for name in names)]
+                    for size, row in grid.items()
+                    for budget, values in row.items()
+                ]
+            )
         else:
             yield from (f"- {key}: {_words(value)}" for key, value in last.items() if key not in ("kind", "step"))
         yield ""
@@ -149,12 +153,15 @@ def _results(run: Path, step: int | None) -> Iterator[str]:
         task = found["task"] if found["task"].startswith("finetune") else f"probe {found['task']}"
         yield f"`veca {task}` on {found['data']}:"
         yield ""
-        yield "| model | cores | size | metric | value |"
-        yield "| --- | --- | --- | --- | --- |"
-        for row in found["rows"]:
-            for metric, value in row["metrics"].items():
-                about = f"{row['model']} | {row['cores'] or '–'} | {row['pixels']}"
-                yield f"| {about} | {metric} | {value['mean']:.4f} ± {value['deviation']:.4f} |"
+        yield tabulate.markdown(
+            [["model", "cores", "size", "metric", "value"]]
+            + [
+                [row["model"], str(row["cores"] or "–"), str(row["pixels"]), metric,
+                 f"{value['mean']:.4f} ± {value['deviation']:.4f}"]
+                for row in found["rows"]
+                for metric, value in row["metrics"].items()
+            ]
+        )  # fmt: skip
         yield ""
 
 
