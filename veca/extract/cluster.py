@@ -25,8 +25,8 @@ from veca.extract.sources import SHARDS, find_files, read_whole
 if TYPE_CHECKING:
     from veca.extract.command import FeaturesSettings
 
-# Of a CPU. Actors hold theirs to the end, and those of a lost node start again on what is left: did they count for more,
-# they would leave nothing for the tasks that read and write, or not fit themselves, and all would wait for ever.
+# Of a CPU. Actors hold theirs to the end, and those of a lost node start again on what is left: did they count for
+# more, they would leave nothing for the tasks that read and write, or not fit themselves, and all would wait for ever.
 TASK, ACTOR = 0.25, 0.001
 FILES = 64  # images that a task reads; what is written of them is kept if the run ends
 
