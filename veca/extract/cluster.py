@@ -78,7 +78,7 @@ def pipeline(ray: Any, files: list[str], done: set[str], patch_size: int, settin
     gpu = settings.device.startswith("cuda") or (
         settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
     )
-    workers = max(1, settings.workers)
+    workers = max(1, min(settings.workers, int(ray.cluster_resources().get("CPU", 0))))  # no more copies than CPUs
     read = partial(decoded, done=inside, size=settings.size, patch_size=patch_size, batch=settings.batch)
     return (
         ray.data.from_items([{"file": file} for file in files], override_num_blocks=blocks)
