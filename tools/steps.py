@@ -116,6 +116,14 @@ def scan_rows(out: Path) -> Rows:
     return [{"what": row["what"], "ms": round(1000 * row["seconds"], 1), "note": row["note"]} for row in rows]
 
 
+def rank_rows(out: Path) -> Rows:
+    """Of `veca bench ranks`."""
+    rows: Rows = json.loads((out / "ranks.json").read_text(encoding="utf-8"))["rows"]
+    names = ("seconds", "cpu_seconds", "memory_mb")
+    return [{name: round(row[name], 1) if name in names else row[name] for name in
+             ("size", "ranks", "threads", *names, "layer_bytes")} for row in rows]  # fmt: skip
+
+
 def own_rows(name: str) -> Callable[[Path], Rows]:
     """Of a tool that writes its rows as they are."""
     return lambda out: read_csv(out / name)
@@ -123,6 +131,10 @@ def own_rows(name: str) -> Callable[[Path], Rows]:
 
 def bench(name: str, flags: str, minutes: float, quick: str) -> Step:
     return Step(name, f"veca bench {flags} --out {{out}}", minutes, ("bench.csv",), f"{quick} {FAST}", bench_rows)
+
+
+def ranks(name: str, flags: str, minutes: float) -> Step:
+    return Step(name, f"veca bench ranks {flags} --out {{out}}", minutes, ("ranks.json",), TINY, rank_rows)
 
 
 def judge(name: str, words: str, minutes: float, quick: str) -> Step:
@@ -181,6 +193,8 @@ STEPS = (
         "--sizes 56 --box 28 --share-sizes 56 --rounds 1",
         scan_rows,
     ),
+    ranks("ranks", "--sizes 4096 8192", 6),
+    ranks("ranks-training", "--training --sizes 1024 2048", 4),
     Step(
         "serve",
         "python tools/serve_load.py --model veca_small --out {out}",

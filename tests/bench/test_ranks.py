@@ -37,3 +37,15 @@ def test_ranks_are_measured_and_their_bytes_counted(tmp_path: Path, capsys: pyte
     first, second = capsys.readouterr().out.split("\n\n", 1)  # two tables, whose rows have as many cells as their heads
     for table in (first, second):
         assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) == 1
+
+
+@pytest.mark.end_to_end
+def test_training_on_split_images_is_measured(tmp_path: Path) -> None:
+    main(["--training", "--model", "veca_tiny", "--sizes", "64", "--cores", "8", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "ranks.json").read_text())
+    alone, two = found["rows"]
+    assert found["arithmetic"] == []
+    config = MODELS["veca_tiny"]
+    assert (alone["ranks"], alone["layer_bytes"]) == (1, 0)
+    # peak and sums forward, gradients of the sums backward; and the loss, twice forward and once backward
+    assert two["layer_bytes"] >= 4 * 8 * (2 * config.width + 3 * config.heads)

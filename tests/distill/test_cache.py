@@ -86,6 +86,8 @@ def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, ca
     _open.cache_clear()  # as a new process would begin
     with pytest.raises(InputError, match=r"shard-00000.safetensors is damaged: remove it"):
         train(tiny_settings(root, tmp_path / "again", views=1, cache_teacher=other, steps=1))
+    with pytest.raises(InputError, match=r"shard-00000.safetensors is missing: every rank must see --cache-teacher"):
+        TeacherCache(tmp_path / "elsewhere", (28,), layers=True).read(Key(0, 0, 28))
 
 
 def test_a_replaced_photograph_is_not_served_from_the_cache(tmp_path: Path) -> None:

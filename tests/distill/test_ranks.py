@@ -71,11 +71,13 @@ def test_two_ranks_equal_one_with_twice_the_batch(root: Path, tmp_path: Path) ->
     assert_close(tmp_path / "accumulated", tmp_path / "one")
 
 
-def test_the_number_of_ranks_may_change_on_the_way(root: Path, tmp_path: Path) -> None:
-    """Two ranks, then one: the step keeps its eight images."""
-    run_ranks(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, stop_at=5, **TURNING), 2)
-    train(tiny_settings(root, tmp_path / "run", batch=4, lr=1e-4, **TURNING))
-    train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_the_number_of_ranks_may_change_on_the_way(before: int, after: int, root: Path, tmp_path: Path) -> None:
+    """The step keeps its twelve images."""
+    settings = tiny_settings(root, tmp_path / "run", batch=12 // before, lr=1e-4, **TURNING)
+    run_ranks(replace(settings, stop_at=5), before)
+    run_ranks(settings, after)
+    train(tiny_settings(root, tmp_path / "one", batch=12, lr=1e-4, **TURNING))
     assert_close(tmp_path / "run", tmp_path / "one")
 
 
@@ -90,6 +92,19 @@ def test_a_disk_that_only_the_first_rank_sees(root: Path, tmp_path: Path) -> Non
     run_ranks(replace(settings, stop_at=0), 2, nodes=nodes)
     train(tiny_settings(root, tmp_path / "one", batch=8, lr=1e-4, **TURNING))
     assert_close(nodes[0] / "run", tmp_path / "one")
+
+
+def test_a_cache_that_the_second_rank_does_not_see_is_refused_before_it_is_filled(root: Path, tmp_path: Path) -> None:
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    for node in nodes:
+        node.mkdir()
+    settings = tiny_settings(root, tmp_path / "run", views=1, cache_teacher=Path("cache"), steps=1)
+    run_ranks(settings, 2, status=2, nodes=nodes)
+    assert [path.name for path in (nodes[0] / "cache").iterdir()] == ["cache.json"]
+    assert not (nodes[1] / "cache").exists()
+    run_ranks(settings, 2, nodes=[nodes[0], nodes[0]])  # one that both see
+    shutil.copytree(nodes[0] / "cache", nodes[1] / "cache")
+    run_ranks(replace(settings, out=tmp_path / "copied"), 2, nodes=nodes)
 
 
 def test_unreadable_images_are_counted_over_all_ranks(root: Path, tmp_path: Path) -> None:

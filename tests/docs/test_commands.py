@@ -131,6 +131,8 @@ def test_everything_on_a_page_runs(page: str, here: Path) -> None:
                     reader.shell(words, where)
             elif block.language in PYTHON:
                 python(block, names, where)
+        if page == "cluster":
+            as_spark_calls_it(names["features"], here)
     finally:
         reader.stop()
 
@@ -141,6 +143,23 @@ def python(block: Block, names: dict[str, Any], where: str) -> None:
         return
     lines = ["" if any(line.startswith(start) for start in NOT_RUN_PYTHON) else line for line in block.text.split("\n")]
     exec(compile("\n" * block.line + "\n".join(lines), where, "exec"), names)
+
+
+def as_spark_calls_it(features: Any, here: Path) -> None:
+    """The mapper of the page, which nothing on it calls: tables of pandas in, and out."""
+    pandas = pytest.importorskip("pandas")
+    content = (here / "photo.jpg").read_bytes()
+    tables = [pandas.DataFrame({"path": ["a.jpg", "b.jpg"], "content": [content, b"no image"]})] * 2
+    found = list(features(iter(tables)))
+    assert [list(table.columns) for table in found] == [["path", "cls", "error"]] * 2
+    model = veca.load("veca-s14")
+    with torch.inference_mode():
+        wanted = model(model.preprocess(content), cores=32).cls[0]
+    good, bad = found[1].to_dict("records")
+    assert torch.cosine_similarity(torch.tensor(good["cls"]), wanted, dim=0) > 0.999  # it may compute in bfloat16
+    assert good["error"] == ""
+    assert bad["path"] == "b.jpg"
+    assert bad["error"]
 
 
 def prelude(page: str, here: Path) -> dict[str, Any]:

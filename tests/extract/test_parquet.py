@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from veca.extract.sources import find_entries, find_files
 
 from .conftest import CORES, SIZE, encoded, expected
 
-pandas = pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
+if not os.environ.get("CI"):
+    pytest.importorskip("pyarrow", reason="pip install 'veca[parquet]'")
+    pytest.importorskip("pandas", reason="pip install pandas")
+import pandas
+
 SOURCES = {
     "photos": ("photos",),
     "list": ("list.txt",),

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import tyro
 from rich.console import Console
 
+from veca import parallel
 from veca.bench.measure import forget_peak, machine, peak
 from veca.cli import parse
 from veca.config import MODELS, VecaConfig
@@ -45,6 +46,7 @@ class RanksBench:
     Examples:
       veca bench ranks
       veca bench ranks --sizes 1024 --ranks 4 --out bench/ranks
+      veca bench ranks --training --sizes 1024 2048
     """
 
     model: str = "veca_small"
@@ -55,6 +57,8 @@ class RanksBench:
     """ranks of one thread; one rank of as many threads is measured beside them"""
     cores: int = 64
     """the budget"""
+    training: bool = False
+    """a forward and a backward pass of the image, split by `veca.parallel.SplitVeca`, instead of a stream"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("bench")
     """folder for ranks.json"""
 
@@ -77,7 +81,8 @@ def main(arguments: list[str]) -> None:
             image.unlink()
     patches = (settings.sizes[-1] // config.patch_size) ** 2
     work = rows[-1]["cpu_seconds"] * settings.ranks  # of one thread
-    sums = [arithmetic(count, patches, config, rows[-1]["layer_bytes"], work) for count in MANY]
+    many = () if settings.training else MANY
+    sums = [arithmetic(count, patches, config, rows[-1]["layer_bytes"], work) for count in many]
     for line in table(rows, sums, settings.sizes[-1]):
         console.print(line, highlight=False, soft_wrap=True)
     write_json(
@@ -96,6 +101,7 @@ def measure(image: Path, count: int, threads: int, settings: RanksBench, folder:
     """Start the ranks; the slowest one's time, the busiest one's processor time, which other programs on the machine
     do not lengthen, the largest one's memory, and what one gives to the collectives a layer."""
     told = {"image": str(image), "model": settings.model, "cores": settings.cores, "folder": str(folder)}
+    told |= {"size": int(image.stem), "training": settings.training}
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
     done = subprocess.run(
         [sys.executable, *ranks, "-m", "veca.bench.ranks", json.dumps(told)],
@@ -133,15 +139,31 @@ def one_rank(told: dict[str, Any]) -> None:
 
     dist.all_reduce = counted
     side = 8 * model.patch_size
-    model.scan(np.zeros((side, side, 3), np.uint8), told["cores"], group=ranks.group)  # load the libraries
+    if told["training"]:
+        trained(model.train(), side, told["cores"], ranks.group)  # load the libraries
+    else:
+        model.scan(np.zeros((side, side, 3), np.uint8), told["cores"], group=ranks.group)
     sent.clear()
     ranks.wait()
     before, began, busy = forget_peak(), time.perf_counter(), time.process_time()
-    model.stream(told["image"], told["cores"], out=f"{told['folder']}/features.npy", group=ranks.group)
+    if told["training"]:
+        trained(model, told["size"], told["cores"], ranks.group)
+    else:
+        model.stream(told["image"], told["cores"], out=f"{told['folder']}/features.npy", group=ranks.group)
     found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - busy}
     found["memory"] = peak() - before
     write_json(f"{told['folder']}/{ranks.rank}.json", {**found, "layer_bytes": sum(sent) // model.config.depth})
     ranks.close()
+
+
+def trained(model: Veca, size: int, cores: int, group: Any) -> None:
+    """The gradients of one image, of which a rank makes only its own rows."""
+    model.zero_grad()
+    rows = parallel.share(size // model.patch_size, group) if group else slice(0, size // model.patch_size)
+    images = torch.randn(1, 3, (rows.stop - rows.start) * model.patch_size, size // model.patch_size * model.patch_size)
+    out = parallel.SplitVeca(model, group)(images, cores) if group else model(images, cores)
+    errors = out.patches.square()
+    (out.cls.square().mean() + (parallel.mean(errors, group) if group else errors.mean())).backward()
 
 
 def arithmetic(ranks: int, patches: int, config: VecaConfig, payload: int, work: float) -> dict[str, Any]:
@@ -175,6 +197,8 @@ def table(rows: list[dict[str, Any]], sums: list[dict[str, Any]], size: int) -> 
             f"| {row['size']}² | {row['ranks']} × {row['threads']} | {row['seconds']:.1f} | {row['cpu_seconds']:.1f} "
             f"| {row['memory_mb']:.0f} | {row['layer_bytes']:,} |"
         )
+    if not sums:
+        return lines
     lines += [
         "",
         f"A layer of {size}² on 10 Gbit/s and 25 µs, computed: what a rank sends, and how long that takes",

@@ -52,6 +52,8 @@ class TeacherCache:
         try:
             file = _open(path)
             valid, *features = (file.get_slice(name)[row : row + 1][0] for name in names)
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing: every rank must see --cache-teacher, shared or as a copy") from error
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path} is damaged: remove it, and the same command makes it again") from error
         return tuple(features) if valid else None
@@ -85,13 +87,20 @@ def describe(folder: Path, settings: dict[str, Any]) -> bool:
     return bool(settings["layers"])
 
 
-def missing_shards(
-    folder: Path, images: TrainingImages, sizes: Iterable[int], views: int
-) -> list[tuple[int, int, int]]:
-    """(size, view, shard) of what is still to be computed."""
+def wanted_shards(images: TrainingImages, sizes: Iterable[int], views: int) -> list[tuple[int, int, int]]:
+    """(size, view, shard) of everything that a run reads."""
     shards = -(-len(images) // SHARD)
-    wanted = [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
-    return [shard for shard in wanted if not holds(shard_path(folder, *shard), images, shard[2])]
+    return [(size, view, number) for size in sizes for view in range(views) for number in range(shards)]
+
+
+def refuse_unshared(folder: Path, there: Iterable[Path], ranks: Ranks) -> None:
+    """Before anything is computed: what the first rank has found, all must see."""
+    seen = all(path.is_file() for path in there)
+    if blind := ranks.together([] if seen else [str(ranks.rank)]):
+        raise InputError(
+            f"rank {', '.join(blind)} does not see what the first rank has in {folder}: "
+            "--cache-teacher must be a folder that all ranks share, or be copied to each"
+        )
 
 
 def holds(path: Path, images: TrainingImages, number: int) -> bool:
@@ -175,8 +184,13 @@ def prepare_cache(
         "trivial_augment": settings.trivial_augment, "patch_size": teaching.patch_size, "layers": settings.wants_layers,
         "image sizes": identity["image sizes"], "bfloat16": teaching.bfloat16,
     }  # fmt: skip
-    layers = ranks.first_goes_ahead(lambda: describe(folder, about))
-    everything = ranks.from_first(lambda: missing_shards(folder, images, sizes, settings.views))
+    layers = ranks.from_first(lambda: describe(folder, about))
+    wanted = wanted_shards(images, sizes, settings.views)
+    everything = ranks.from_first(
+        lambda: [shard for shard in wanted if not holds(shard_path(folder, *shard), images, shard[2])]
+    )
+    there = {*wanted} - {*everything}
+    refuse_unshared(folder, [folder / "cache.json", *(shard_path(folder, *shard) for shard in there)], ranks)
     missing: list[tuple[int, int, int]] = everything[ranks.rank :: ranks.count]
     began = time.monotonic()
     for number, (size, view, shard) in enumerate(missing):

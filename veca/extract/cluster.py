@@ -25,7 +25,9 @@ from veca.extract.sources import SHARDS, find_files, read_whole
 if TYPE_CHECKING:
     from veca.extract.command import FeaturesSettings
 
-LIGHT, HEAVY = 0.25, 0.5  # of a CPU: as many actors as CPUs leave room for tasks, or nothing would ever be read
+# Of a CPU. Actors hold theirs to the end, and those of a lost node start again on what is left: did they count for
+# more, they would leave nothing for the tasks that read and write, or not fit themselves, and all would wait for ever.
+TASK, ACTOR = 0.25, 0.001
 FILES = 64  # images that a task reads; what is written of them is kept if the run ends
 
 
@@ -46,7 +48,7 @@ def run(settings: FeaturesSettings) -> int:
             connect(ray, settings.address)
             try:
                 pipeline(ray, todo, before, extractor.patch_size, settings).write_parquet(
-                    folder.folder, filesystem=folder.files, ray_remote_args={"num_cpus": LIGHT}
+                    folder.folder, filesystem=folder.files, ray_remote_args={"num_cpus": TASK}
                 )
             except ray.exceptions.RayError as error:  # a model that its workers do not see, for instance
                 said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -76,18 +78,17 @@ def pipeline(ray: Any, files: list[str], done: set[str], patch_size: int, settin
     gpu = settings.device.startswith("cuda") or (
         settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
     )
-    workers = max(1, settings.workers)
-    room = max(1, int(ray.cluster_resources().get("CPU", 0)))  # where the cluster grows, Ray starts the others later
+    workers = max(1, min(settings.workers, int(ray.cluster_resources().get("CPU", 0))))  # no more copies than CPUs
     read = partial(decoded, done=inside, size=settings.size, patch_size=patch_size, batch=settings.batch)
     return (
         ray.data.from_items([{"file": file} for file in files], override_num_blocks=blocks)
-        .map_batches(read, batch_size=None, num_cpus=LIGHT)
+        .map_batches(read, batch_size=None, num_cpus=TASK)
         .map_batches(
             Rows,
             batch_size=settings.batch,
             fn_constructor_kwargs={"model": absolute(settings.model), **options(settings)},
-            compute=ray.data.ActorPoolStrategy(min_size=min(workers, room), max_size=workers),
-            num_cpus=HEAVY,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=workers, initial_size=workers),
+            num_cpus=ACTOR,
             num_gpus=1 if gpu else None,
         )
     )

@@ -12,7 +12,7 @@ class Stage1(Distillation):
     trains    veca_small, veca_small_plus, veca_base or veca_large, from fresh weights and the teacher's patch embedding
     on        ImageNet-1k or a larger unlabelled set, a DINOv3 of the same size as teacher
     for       135 epochs, 25 of them warm-up, batch 128 per rank, bfloat16
-    hardware  eight GPUs of 80 GB for hours (docs/cluster.md counts them); not for one CPU: see `laptop`, `convert`
+    hardware  eight GPUs of 80 GB, or several nodes (docs/cluster.md); not for one CPU: see `laptop`, `convert`
     expects   after stage 2, Base, 64 cores: ImageNet top-1 81.9, ADE20K mIoU 50.7, NYUv2 RMSE 0.37 (paper, table 1)
 
     torchrun --nproc-per-node 8 -m veca.cli distill stage1 --train 'imagenet/train-{000000..001023}.tar' \
