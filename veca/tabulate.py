@@ -15,7 +15,8 @@ def text(rows: Rows, left: Sequence[int] = (0,)) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     aligned = [str.ljust if column in left else str.rjust for column in range(len(widths))]
     lines = [
-        "  ".join(align(*cell) for align, *cell in zip(aligned, row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)).rstrip()
+        for row in rows
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 

@@ -57,9 +57,11 @@ def wake_rotation(model: Veca, rope_zero_fraction: float, images: Tensor) -> Vec
     turning.card = model.card
     seen: dict[nn.Module, list[Tensor]] = {}
     hooks = [
-        part.register_forward_hook(lambda part, _, out: seen.setdefault(part, []).append(out))
+        block.get_submodule(f"attn.{name}").register_forward_hook(
+            lambda part, _, out: seen.setdefault(part, []).append(out)
+        )
         for block in model.blocks
-        for part in (block.attn.q_proj, block.attn.k_proj)  # type: ignore[union-attr]
+        for name in ("q_proj", "k_proj")
     ]
     was = model.training
     model.eval().forward_layers(images, last_only=True)
@@ -94,7 +96,9 @@ def balanced(queries: Sequence[Tensor], keys: Sequence[Tensor]) -> tuple[tuple[T
 
     def root(parts: Sequence[Tensor]) -> Tensor:
         moment = torch.stack([part.T @ part / len(part) for part in parts]).mean(0)
-        return torch.linalg.cholesky(moment + 1e-6 * moment.trace() / len(moment) * torch.eye(len(moment)).to(moment))
+        ridge = 1e-6 * moment.trace() / len(moment) * torch.eye(len(moment)).to(moment)
+        factor: Tensor = torch.linalg.cholesky(moment + ridge)
+        return factor
 
     of_queries, of_keys = root(queries), root([part - centre for part in keys])
     left, carried, right = torch.linalg.svd(of_queries.T @ of_keys)
