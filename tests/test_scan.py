@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,33 @@ def test_looking_through_adapters_and_on_plain_verbs() -> None:
     model.blocks[1].fc2.register_forward_hook(lambda module, args, out: out * 1.1)
     expected = plain(model, images, 16)
     torch.testing.assert_close(model.scan(images).look().features.flatten(0, 1), expected.patches[0], atol=1e-4, rtol=0)
+
+
+def _trained(model: Veca) -> None:
+    with torch.no_grad():
+        model.blocks[1].fc2.weight[2, 3] += 1  # type: ignore[union-attr, operator, index]
+
+
+def _loaded(model: Veca) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def _averaged(model: Veca) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_trained, _loaded, _averaged, Veca.bfloat16, Veca.half, lambda m: m.to("meta")])
+def test_a_model_that_changed_cannot_look_along_its_scan(change: Callable[[Veca], object], tmp_path: Path) -> None:
+    model = small()
+    scan = model.scan(photo(75, 115), cores=9)
+    scan.look(points=[(20, 20)])
+    model.train().eval().requires_grad_(False)  # nothing that matters
+    scan.look(points=[(20, 20)])
+    change(model)
+    for verb in (scan.look, lambda: scan.look(points=[(20, 20)]), lambda: scan.save(tmp_path / "photo.scan")):
+        with pytest.raises(InputError, match=r"^the model's weights, precision or device changed after [^\n]*$"):
+            verb()
 
 
 # Between the patches of the grid

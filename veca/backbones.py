@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.model import Veca, create_model
 from veca.teachers import Teacher, load_teacher
 from veca.weights import bundled_models, load, weights_digest
@@ -82,8 +82,7 @@ class Backbone:
         """The same model with a share of its patches read, or with features at another stride."""
         if share < 1 or stride is not None:
             self.veca  # noqa: B018  (refuses other models)
-        if not 0 < share <= 1:
-            raise InputError(f"--share must lie above 0 and at most at 1, not {share:g}")
+        check_share(share, "--share")
         if stride is not None and not (1 <= stride <= self.patch_size and self.patch_size % stride == 0):
             raise InputError(f"--stride must divide the patch size {self.patch_size} of {self.source}, not {stride}")
         self.share, self.stride = share, stride

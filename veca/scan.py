@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veca import table
 from veca.block import CoreSide
 from veca.buffers import Precision, token_buffer
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.files import whole_file
 from veca.fused import piece_size
 from veca.large.picture import Strips, StripSource, open_strips
@@ -91,6 +91,7 @@ class Scan:
         """(width, height) of the source in pixels"""
         self.grid = grid_of(model, strips)
         """(h, w), in patches"""
+        self.weights = weights_mark(model)  # the path is theirs only
 
     @property
     def cls(self) -> Tensor:
@@ -112,6 +113,7 @@ class Scan:
         smaller one gives a finer map, of patches that overlap. `points` are (x, y) instead: a feature centred on each,
         to the nearest whole pixel. Patches at the border are moved inside the image.
         """
+        self.check_weights()
         stride = self.checked_stride(stride)
         if points is not None:
             if box is not None:
@@ -190,8 +192,7 @@ class Scan:
         if model.config.positions == "table":
             entries = table.on_lattice(model.table, across, down)
             rows = rows + entries[row * len(lefts) + column].to(rows.dtype)
-        by = model.lattice_rotation(across, down)
-        return self.along(rows, by and by.at(row * len(lefts) + column))
+        return self.along(rows, model.lattice_rotation(across, down, row * len(lefts) + column))
 
     def tokens(self, squares: Tensor) -> Tensor:
         """n×3×p×p pixels → n×D, without positions."""
@@ -212,6 +213,10 @@ class Scan:
     @property
     def piece(self) -> int:
         return piece_size(self.model.blocks[0], dtype_of(self.model))  # type: ignore[arg-type]
+
+    def check_weights(self) -> None:
+        if weights_mark(self.model) != self.weights:
+            raise InputError("the model's weights, precision or device changed after this scan: scan the image again")
 
     def checked_stride(self, stride: int | None) -> int:
         patch = self.model.patch_size
@@ -264,9 +269,24 @@ class Scan:
         """
         from veca.scan_file import digest_of, pack
 
+        self.check_weights()
         data = pack(self, digest_of(self.model), **more)
         with whole_file(file) as temporary:
             temporary.write_bytes(data)
+
+
+def weights_mark(model: Veca) -> list[tuple[Any, ...]]:
+    """By what a change of a model's weights is noticed without reading them all: where each parameter lies, how often
+    PyTorch counted a write to it, and, as writes through `.data` are not counted, its last number.
+    """
+    marks: list[tuple[Any, ...]] = []
+    for each in model.parameters():
+        if type(each) is not nn.Parameter or each.is_meta or not each.numel():  # quantised, on disk, nothing
+            marks.append((id(each),))
+            continue
+        writes, last = 0 if each.is_inference() else each._version, float(each.detach()[(-1,) * each.ndim])
+        marks.append((each.dtype, each.device, each.data_ptr(), writes, last))
+    return marks
 
 
 def is_grid(edges: Tensor, patch: int) -> bool:
@@ -277,11 +297,6 @@ def is_grid(edges: Tensor, patch: int) -> bool:
 def corners(centres: Tensor, patch: int, length: int) -> Tensor:
     """Left (or upper) edges, in whole pixels inside the image, of patches with these centres."""
     return (centres - patch / 2 + 0.5).floor().long().clamp(0, length - patch)
-
-
-def check_share(share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise InputError(f"share must lie above 0 and at most at 1 (all patches), not {share!r}")
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ import tyro
 
 from veca.cli import parse
 from veca.devices import Dtype, no_memory, pick_device, pick_dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.images import stored_values
 from veca.large.options import ViewOptions, check_inputs, file_stamp
@@ -25,7 +25,6 @@ from veca.large.sinks import coloured, write_geotiff, write_points
 from veca.model import Veca
 from veca.parallel import launched
 from veca.progress import reporting
-from veca.scan import check_share
 from veca.scan_file import digest_of, open_scan, scan_header
 from veca.training.ranks import Ranks
 from veca.video import has_frames, is_video

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from veca.cli import parse
 from veca.devices import Dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.extract.decoding import Decoded, batches, decode
 from veca.extract.extractor import Extractor
 from veca.extract.folder import FeatureFolder
@@ -33,7 +33,6 @@ from veca.extract.sources import Entry, find_entries
 from veca.extract.writing import Writer
 from veca.images import SIZE
 from veca.progress import progress_bar
-from veca.scan import check_share
 from veca.video import is_video
 
 
