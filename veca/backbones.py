@@ -34,7 +34,7 @@ class Backbone:
     model: Model
     source: str = ""  # what it was loaded from
     share: float = 1.0  # of the patches that its cores read
-    stride: int | None = None  # pixels from one feature to the next; None: the patch size
+    stride: float | None = None  # pixels from one feature to the next; None: the patch size
 
     @property
     def veca(self) -> Veca:
@@ -78,7 +78,7 @@ class Backbone:
                 raise InputError(f"--cores {budget}: {self.source} has budgets from 1 to {self.bank}")
         return cores or (self.bank,)
 
-    def reading(self, share: float, stride: int | None) -> Backbone:
+    def reading(self, share: float, stride: float | None) -> Backbone:
         """The same model with a share of its patches read, or with features at another stride."""
         if share < 1 or stride is not None:
             self.veca  # noqa: B018  (refuses other models)

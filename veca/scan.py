@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from fractions import Fraction
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,8 +60,9 @@ class Look(NamedTuple):
     """h×w×D′ of a box, n×D′ of points; zeros where `inside` is false"""
     centres: Tensor
     """h×w×2 or n×2: the middle of each patch, (x, y) in pixels of the source"""
-    box: tuple[int, int, int, int]
-    """(x, y, width, height) in pixels that the cells of a box cover, or that the points' patches span"""
+    box: tuple[float, float, float, float]
+    """(x, y, width, height) in pixels that the cells of a box cover, or that the points' patches span; whole numbers
+    where the stride is one"""
     inside: Tensor
     """h×w or n: whether the mask of the scan includes it (all true without a mask)"""
 
@@ -103,36 +105,37 @@ class Scan:
         self,
         box: tuple[int, int, int, int] | None = None,
         points: Tensor | np.ndarray[Any, Any] | list[tuple[float, float]] | None = None,
-        stride: int | None = None,
+        stride: float | None = None,
         report: Report | None = None,
     ) -> Look:
         """The dense feature of a part of the image, later, as the whole pass would give it.
 
         `box` is (x, y, width, height) in pixels of the source: one feature for each cell of stride×stride pixels that
         it touches; without it the whole image. A stride of the patch size (the default) is the model's own grid, a
-        smaller one gives a finer map, of patches that overlap. `points` are (x, y) instead: a feature centred on each,
+        smaller one gives a finer map, of patches that overlap; it need not be whole (3.5), though each patch then lies
+        at the nearest whole pixel. `points` are (x, y) instead: a feature centred on each,
         to the nearest whole pixel. Patches at the border are moved inside the image.
         """
         self.check_weights()
-        stride = self.checked_stride(stride)
+        step = self.checked_stride(stride)
         if points is not None:
             if box is not None:
                 raise InputError("look at a box or at points, not both")
             return self.look_at_points(points, report)
-        across, down, covered = self.cells(box, stride)
+        across, down, covered = self.cells(box, step)
         lefts, tops = (
             corners(axis, self.model.patch_size, length)
             for axis, length in ((across, self.strips.width), (down, self.strips.height))
         )
         inside = self.inside_of(lefts[None, :], tops[:, None])
         found = torch.zeros(*inside.shape, self.model.config.feature_width)
-        step = max(1, self.piece // len(lefts))
-        for first in range(0, len(tops), step):
-            part = slice(first, first + step)
+        rows = max(1, self.piece // len(lefts))
+        for first in range(0, len(tops), rows):
+            part = slice(first, first + rows)
             if inside[part].any():
                 found[part][inside[part]] = self.features_of_cells(lefts, tops[part], inside[part])
             if report is not None:
-                report("look", min(first + step, len(tops)), len(tops))
+                report("look", min(first + rows, len(tops)), len(tops))
         half = self.model.patch_size / 2
         centres = torch.stack(torch.meshgrid(lefts + half, tops + half, indexing="xy"), dim=-1)
         return Look(found, centres, covered, inside)
@@ -218,17 +221,17 @@ class Scan:
         if weights_mark(self.model) != self.weights:
             raise InputError("the model's weights, precision or device changed after this scan: scan the image again")
 
-    def checked_stride(self, stride: int | None) -> int:
+    def checked_stride(self, stride: float | None) -> Fraction:
         patch = self.model.patch_size
         if stride is None:
-            return patch
-        if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= patch:
-            raise InputError(f"stride is a whole number of pixels from 1 to the patch size {patch}, not {stride!r}")
-        return stride
+            return Fraction(patch)
+        if isinstance(stride, bool) or not isinstance(stride, Real) or not 1 <= stride <= patch:
+            raise InputError(f"stride is a number of pixels from 1 to the patch size {patch}, not {stride!r}")
+        return Fraction(stride).limit_denominator(1000)  # so that three strides of p/3 are p
 
     def cells(
-        self, box: tuple[int, int, int, int] | None, stride: int
-    ) -> tuple[Tensor, Tensor, tuple[int, int, int, int]]:
+        self, box: tuple[int, int, int, int] | None, stride: Fraction
+    ) -> tuple[Tensor, Tensor, tuple[float, float, float, float]]:
         """Centres of the cells that a box touches, along x and along y, and the pixels that they cover."""
         width, height = self.strips.width, self.strips.height
         if box is None:
@@ -242,14 +245,10 @@ class Scan:
             raise InputError(f"the box {x},{y},{wide},{high} lies beyond the last whole patch ({width}×{height})")
         columns = range(x // stride, -(-min(x + wide, width) // stride))
         rows = range(y // stride, -(-min(y + high, height) // stride))
-        covered = (
-            columns.start * stride,
-            rows.start * stride,
-            min(columns.stop * stride, width) - columns.start * stride,
-            min(rows.stop * stride, height) - rows.start * stride,
-        )
-        across, down = ((torch.tensor(list(axis)).double() + 0.5) * stride for axis in (columns, rows))
-        return across, down, covered
+        left, top = columns.start * stride, rows.start * stride
+        right, bottom = min(columns.stop * stride, width), min(rows.stop * stride, height)
+        across, down = ((torch.tensor(list(axis)).double() + 0.5) * float(stride) for axis in (columns, rows))
+        return across, down, (tidy(left), tidy(top), tidy(right - left), tidy(bottom - top))
 
     def coordinate(self, edges: Tensor, length: int) -> Tensor:
         """Of patches with these left (or upper) edges in an image so many pixels long: in [−1, 1]."""
@@ -273,6 +272,11 @@ class Scan:
         data = pack(self, digest_of(self.model), **more)
         with whole_file(file) as temporary:
             temporary.write_bytes(data)
+
+
+def tidy(number: float | Fraction) -> float:
+    """The same, an int where it is whole."""
+    return int(number) if number == int(number) else float(number)
 
 
 def weights_mark(model: Veca) -> list[tuple[Any, ...]]:
@@ -341,7 +345,7 @@ def scan(
 
 
 def scanned(
-    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: int | None = None
+    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: float | None = None
 ) -> VecaOutput:
     """What `model(images)` answers when only a share of the patches is read, or on a finer lattice: one by one, each
     image (B×3×H×W) is scanned and then looked at as a whole.

@@ -79,7 +79,7 @@ class FeaturesSettings:
     """of a video: how many of a frame's patches the cores read, evenly spread"""
     carry: tyro.conf.FlagCreatePairsOff[bool] = False
     """with --share: paths are videos or folders of frames; the cores start from what they read in the last frames"""
-    stride: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    stride: Annotated[int | float | None, tyro.conf.arg(metavar="PIXELS")] = None
     """with --dense: pixels from one feature to the next, from 1 to the patch size (None); fewer make a finer map"""
     batch: int = 16
     """images of equal grid that go through the model together"""
