@@ -165,7 +165,7 @@ class Veca(DinoNames, nn.Module):
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
         patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
         patches numbered in `reading` are read by the cores; None: all. With `cells` these are the patches (B×T×D),
-        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
+        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass these.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images, cells)

@@ -246,7 +246,7 @@ class Scan:
         columns = range(x // stride, -(-min(x + wide, width) // stride))
         rows = range(y // stride, -(-min(y + high, height) // stride))
         left, top = columns.start * stride, rows.start * stride
-        right, bottom = min(columns.stop * stride, width), min(rows.stop * stride, height)
+        right, bottom = min(columns.stop * stride, Fraction(width)), min(rows.stop * stride, Fraction(height))
         across, down = ((torch.tensor(list(axis)).double() + 0.5) * float(stride) for axis in (columns, rows))
         return across, down, (tidy(left), tidy(top), tidy(right - left), tidy(bottom - top))
 
