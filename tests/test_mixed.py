@@ -180,7 +180,5 @@ def test_spreading_keeps_what_was_chosen_and_what_is_constant_or_linear() -> Non
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan"), "half", True])
 def test_wrong_shares_are_refused(share: object) -> None:
-    with pytest.raises(
-        InputError, match=r"^patches must be a share above 0 and at most 1 \(all\), or None, not [^\n]*$"
-    ):
+    with pytest.raises(InputError, match=r"^patches must lie above 0 and at most at 1 \(all patches\), not [^\n]*$"):
         small()(torch.zeros(1, 3, 32, 32), patches=share)  # type: ignore[arg-type]

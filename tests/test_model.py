@@ -459,8 +459,17 @@ def test_weights_on_disk(variant: str, tmp_path: Path) -> None:
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
         found = model(images, cores=7)
         assert list(model.state_dict()) == names
+        named = model.forward_features(images, cores=7)
+        (last,) = model.get_intermediate_layers(images, cores=7)
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        projected = model.project(last)
     for name in ("cls", "patches", "cores", "coords"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=1e-5)
+    for patches in (named["x_norm_patchtokens"], projected):
+        torch.testing.assert_close(patches, expected.patches, atol=1e-5, rtol=1e-5)
+    for verb in (model.stream, model.scan):
+        with pytest.raises(InputError, match=r"^this model's weights are not in memory[^\n]*$"):
+            verb(images[:1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import tifffile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from large.files import aperio, cog, ome_tiff, ome_zarr
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,9 +29,11 @@ from veca.cli import main as run_command
 from veca.errors import InputError
 from veca.extract.extractor import Extractor
 from veca.images import open_image, to_tensor
+from veca.large.picture import open_strips
 from veca.large.where import mask_of
 from veca.model import Veca
 from veca.scan import choose, scanned
+from veca.scan_file import ALIKE, sample_colours
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -139,11 +143,81 @@ def test_every_source_gives_the_same_looks(source: str, tmp_path: Path) -> None:
         torch.testing.assert_close(scan.look(box=box).features, part, atol=1e-4, rtol=0)
 
 
+SOURCES = {
+    "slide": lambda path, values: aperio(path / "slide.svs", values),
+    "OME-TIFF": lambda path, values: ome_tiff(path / "slide.ome.tif", values),
+    "Zarr 2": lambda path, values: ome_zarr(path / "slide.zarr", values, 2),
+    "Zarr 3": lambda path, values: ome_zarr(path / "slide.zarr", values, 3),
+    "COG": lambda path, values: cog(path / "scene.tif", values, nodata=None, photometric="RGB"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("level", [0, 1])
+def test_looks_at_large_sources_equal_the_forward_pass_of_their_pixels(source: str, level: int, tmp_path: Path) -> None:
+    model, values = small(), photo(300, 420)
+    with veca.open_source(SOURCES[source](tmp_path, values), level=level if source != "COG" else 0) as picture:
+        width, height = (side // 16 * 16 for side in picture.size)
+        pixels = picture.rgb(0, 0, width, height)
+        if picture.size == (420, 300):
+            assert np.array_equal(pixels, values[:height, :width])
+        scan = model.scan(picture, cores=9)
+        expected = plain(model, to_tensor(open_image(pixels))[None], 9).patches[0].view(height // 16, width // 16, -1)
+        for x, y, wide, high in ((0, 0, width, height), (35, 50, 60, 33), (width - 1, height - 1, 1, 1)):
+            found = scan.look(box=(x, y, wide, high)).features
+            part = expected[y // 16 : -(-(y + high) // 16), x // 16 : -(-(x + wide) // 16)]
+            torch.testing.assert_close(found, part, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("fast", [False, True])
+def test_looking_in_bfloat16_is_as_near_as_the_forward_pass(
+    variant: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of three digits, rounded in another order: no two ways agree, but none is worse than the other."""
+    model, images = small(**VARIANTS[variant]), torch.randn(1, 3, 112, 112)
+    exact = plain(model, images, 16).patches[0]
+    model.bfloat16()
+    forward = plain(model, images.bfloat16(), 16).patches[0].float()
+    monkeypatch.setattr("veca.fused.fast_bfloat16", lambda device: fast)
+    found = model.scan(images, cores=16).look().features.flatten(0, 1)
+    assert torch.cosine_similarity(found, forward, dim=-1).min() > 0.999
+    ours, theirs = ((each - exact).square().mean().sqrt() for each in (found, forward))
+    assert ours < 1.5 * theirs
+
+
 def test_looking_through_adapters_and_on_plain_verbs() -> None:
     model, images = small(), torch.randn(1, 3, 48, 64)
     model.blocks[1].fc2.register_forward_hook(lambda module, args, out: out * 1.1)
     expected = plain(model, images, 16)
     torch.testing.assert_close(model.scan(images).look().features.flatten(0, 1), expected.patches[0], atol=1e-4, rtol=0)
+
+
+def _trained(model: Veca) -> None:
+    with torch.no_grad():
+        model.blocks[1].fc2.weight[2, 3] += 1  # type: ignore[union-attr, operator, index]
+
+
+def _loaded(model: Veca) -> None:
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+
+def _averaged(model: Veca) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [_trained, _loaded, _averaged, Veca.bfloat16, Veca.half, lambda m: m.to("meta")])
+def test_a_model_that_changed_cannot_look_along_its_scan(change: Callable[[Veca], object], tmp_path: Path) -> None:
+    model = small()
+    scan = model.scan(photo(75, 115), cores=9)
+    scan.look(points=[(20, 20)])
+    model.train().eval().requires_grad_(False)  # nothing that matters
+    scan.look(points=[(20, 20)])
+    change(model)
+    for verb in (scan.look, lambda: scan.look(points=[(20, 20)]), lambda: scan.save(tmp_path / "photo.scan")):
+        with pytest.raises(InputError, match=r"^the model's weights, precision or device changed after [^\n]*$"):
+            verb()
 
 
 # Between the patches of the grid
@@ -155,26 +229,32 @@ def independent_look(model: Veca, images: Tensor, cores: int, lefts: list[int], 
     return tokens[0, -len(lefts) :].float()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_points_off_the_grid(variant: str) -> None:
+@SLOW
+@given(variant=st.sampled_from(sorted(VARIANTS)), cores=st.integers(1, 16), data=st.data())
+def test_points_off_the_grid(variant: str, cores: int, data: st.DataObject) -> None:
     model = small(**VARIANTS[variant])
     p = model.patch_size
     images = torch.randn(1, 3, 3 * p, 5 * p)
-    scan = model.scan(images, cores=6)
-    lefts, tops = [0, 3, p + 5, 4 * p, 2 * p - 1], [0, 7, p, 2 * p, 1]
-    expected = independent_look(model, images, 6, lefts, tops)
-    points = [(left + p / 2, top + p / 2) for left, top in zip(lefts, tops, strict=True)]
-    torch.testing.assert_close(scan.look(points=points).features, expected, atol=1e-4, rtol=0)
+    centre = st.tuples(st.floats(0, 5 * p), st.floats(0, 3 * p))
+    points = data.draw(st.lists(centre, min_size=1, max_size=6))
+    found = model.scan(images, cores=cores).look(points=points)
+    lefts, tops = ([int(value - p / 2) for value in axis] for axis in found.centres.T.tolist())
+    for (x, y), left, top in zip(points, lefts, tops, strict=True):  # the nearest whole pixel inside the image
+        for given_at, edge, length in ((x, left, 5 * p), (y, top, 3 * p)):
+            assert 0 <= edge <= length - p
+            assert abs(edge - min(max(given_at - p / 2, 0), length - p)) <= 0.5
+    expected = independent_look(model, images, cores, lefts, tops)
+    torch.testing.assert_close(found.features, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stride", [4, 7, 8, 5])
-def test_a_finer_map_covers_the_image_and_aligns_with_it(variant: str, stride: int) -> None:
+@pytest.mark.parametrize("stride", [3.5, 4, 14 / 3, 7, 8])
+def test_a_finer_map_covers_the_image_and_aligns_with_it(variant: str, stride: float) -> None:
     model = small(**VARIANTS[variant])
     p = model.patch_size
     images = torch.randn(1, 3, 3 * p, 4 * p)
     found = model.scan(images, cores=6).look(stride=stride)
-    h, w = -(-3 * p // stride), -(-4 * p // stride)
+    h, w = (math.ceil(count * p / stride - 1e-9) for count in (3, 4))
     assert found.features.shape[:2] == (h, w)
     assert found.box == (0, 0, 4 * p, 3 * p)
     x, y = found.centres[0, :, 0], found.centres[:, 0, 1]
@@ -204,19 +284,26 @@ def test_the_table_at_points_is_the_resized_table_on_the_grid(size: int, count: 
 # Shares and masks
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("share", "masked"), [(0.25, False), (0.6, False), (1.0, True), (0.5, True)])
-def test_shares_and_masks_are_an_explicit_subset(variant: str, share: float, masked: bool) -> None:
+@SLOW
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    share=st.sampled_from([1.0, 0.6, 0.25, 0.01]),
+    masked=st.booleans(),
+    tile=st.integers(1, 50),
+    seed=st.integers(0, 99),
+)
+def test_shares_and_masks_are_an_explicit_subset(
+    variant: str, share: float, masked: bool, tile: int, seed: int
+) -> None:
     model = small(**VARIANTS[variant])
     p = model.patch_size
     images = torch.randn(1, 3, 6 * p, 8 * p)
-    mask = np.zeros((12, 16), bool)
-    mask[2:9, 3:16] = True
-    inside = mask_of(mask, (6, 8)) if masked else torch.ones(6, 8, dtype=torch.bool)
-    chosen = choose((6, 8), share, inside if masked else None)
+    mask = np.random.default_rng(seed).random((12, 16)) < 0.6  # two cells along each side of a patch
+    inside = torch.from_numpy(mask.reshape(6, 2, 8, 2).mean((1, 3)) >= 0.5) if masked else torch.ones(6, 8).bool()
+    chosen = torch.as_tensor(choose((6, 8), share, inside if masked else None))
     assert len(chosen) == max(1, round(share * int(inside.sum())))
     assert inside.flatten()[chosen].all()
-    scan = model.scan(images, cores=6, share=share, where=mask if masked else None, tile=5)
+    scan = model.scan(images, cores=6, share=share, where=mask if masked else None, tile=tile)
     tokens, _ = expected_forward(model, images, 6, chosen=chosen)
     torch.testing.assert_close(scan.cores, tokens[0, :6].float(), atol=1e-4, rtol=0)
     found = scan.look()
@@ -287,6 +374,35 @@ def test_another_model_or_image_is_refused(tmp_path: Path) -> None:
     veca.open_scan(file, np.clip(values.astype(int) + 1, 0, 255).astype(np.uint8), model)  # another decoder's rounding
 
 
+def test_an_image_of_which_little_is_left_is_refused(tmp_path: Path) -> None:
+    """The first format knew an image by 256 patches, and saw nothing of what lay between them."""
+    model, values, file = small(), photo(800, 800), tmp_path / "photo.scan"
+    model.scan(values, cores=2, share=0.01).save(file)
+    seen = np.zeros((50, 50), bool)
+    kept = np.linspace(0, 49, 16).round().astype(int)
+    seen[np.ix_(kept, kept)] = True
+    blackened = np.where(seen.repeat(16, 0).repeat(16, 1)[..., None], values, 0).astype(np.uint8)
+    with pytest.raises(InputError, match="their colours differ"):
+        veca.open_scan(file, blackened, model)
+    old = sample_colours(open_strips(values, 16), 16, form=1)
+    _rewrite(file, {"format": 1}, colours=old)
+    veca.open_scan(file, blackened, model)  # what such a file can tell
+    with pytest.raises(InputError, match="their colours differ"):
+        veca.open_scan(file, values[::-1], model)
+
+
+@SLOW
+@given(left=st.integers(0, 3999), top=st.integers(0, 2399))
+def test_any_change_of_a_32nd_of_a_side_is_seen(left: int, top: int) -> None:
+    values = np.full((2400, 4000, 3), 128, np.uint8)
+    before = sample_colours(open_strips(values, 16), 16)
+    assert before.shape == (32 * 32, 3)
+    changed = values.copy()
+    x, y = min(left, 4000 - 125), min(top, 2400 - 75)
+    changed[y : y + 75, x : x + 125] = 0
+    assert ((sample_colours(open_strips(changed, 16), 16).float() - before.float()).abs() > ALIKE).any()
+
+
 def test_a_scan_serves_its_model_in_either_precision(tmp_path: Path) -> None:
     """What a machine with bfloat16 scanned is looked at on one without it."""
     model, values, file = saved(tmp_path)
@@ -346,7 +462,7 @@ def test_a_damaged_scan_is_one_line(damage: str, tmp_path: Path) -> None:
         ({"points": [(1, 2), (3,)]}, "pairs"),
         ({"points": [(1, 200)]}, r"the point \(1, 200\) is outside"),
         ({"stride": 17}, "from 1 to the patch size 16, not 17"),
-        ({"stride": 3.5}, "a whole number of pixels"),
+        ({"stride": 0.5}, "a number of pixels from 1 to"),
     ],
 )
 def test_wrong_looks_are_one_line(options: dict[str, object], message: str) -> None:
@@ -396,6 +512,9 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     np.testing.assert_allclose(np.load(out), expected[[0, 2], [0, 1]].numpy(), atol=5e-3)
     assert run_command([*look, "--stride", "8", "--out", str(out)]) == 0
     assert np.load(out).shape == (8, 14, 48)
+    assert run_command([*look, "--stride", "3.5", "--box", "7,0,14,14", "--out", str(out)]) == 0
+    assert np.load(out).shape == (4, 4, 48)
+    assert json.loads(out.with_suffix(".json").read_text())["box"] == [7, 0, 14, 14]
     capsys.readouterr()
     for wrong, message in (
         (["--box", "1,2,3"], "--box takes 4 numbers"),
@@ -417,6 +536,31 @@ def test_scan_and_look_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert run_command([*scan, "--cores", "8", *wrong]) == 2  # of all images, so before the first
         assert message in capsys.readouterr().err
+
+
+def test_a_look_is_told_in_the_pixels_and_with_the_mask_that_were_given(tmp_path: Path) -> None:
+    small().save(tmp_path / "model")
+    Image.fromarray(photo(256, 256)).save(tmp_path / "photo.png")
+    mask = np.zeros((2, 2), np.uint8)
+    mask[:, 1] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    scan = ["scan", "photo.png", "--out", ".", "--model", "model", "--cores", "2", "--scale", "0.5"]
+    told = {}
+    for name, more in (("masked", ["--where", "mask.png"]), ("whole", [])):
+        words = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in (*scan, *more)]
+        assert run_command([*words, "--dtype", "float32"]) == 0
+        for what, asked in (("points", ["100,80", "180,81"]), ("box", ["64,32,128,64"])):
+            out = tmp_path / f"{name}-{what}.npy"
+            look = ["look", str(tmp_path / "photo.png.scan"), f"--{what}", *asked, "--out", str(out)]
+            assert run_command([*look, "--stride", "16"]) == 0
+            told[name, what] = json.loads(out.with_suffix(".json").read_text())
+    points = told["masked", "points"]
+    assert points["centres"] == [[100, 80], [180, 82]]  # the nearest pixel of those that the model saw
+    assert points["box"] == [84, 64, 112, 34]
+    assert points["inside"] == ["01"]
+    assert told["masked", "box"]["box"] == [64, 32, 128, 64]
+    assert told["masked", "box"]["inside"] == ["0011", "0011"]
+    assert told["whole", "box"]["inside"] is None
 
 
 def test_a_mask_from_a_file(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ PETS, VOC, NYU = (
     f"--data {{shared}}/data/{data}" for data in ("pets", "voc-seg --preset voc2012", "nyu-depth --preset nyu")
 )
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
+ELASTIC = "--model {model} --cores 8,64 --dtype bfloat16"  # what a share costs, and what a stride gives
 UNTRAINED = "--model {results}/start/untrained --cores 64"  # what training had to improve on
 RANDOM = "--model random:veca_small --cores 64"  # what no training at all gives
 SHORT = "--size 112 --cores 8,64 --seeds 1"
@@ -242,6 +243,17 @@ STEPS = (
     judge("probe-voc", f"probe segment {VOC} {BOTH} --size 448", 60, STEPS_5),
     judge("untrained-voc", f"probe segment {VOC} {UNTRAINED} --size 448", 9, STEPS_5),
     judge("random-voc", f"probe segment {VOC} {RANDOM} --size 448", 9, STEPS_5),
+    *(
+        judge(f"{name}-voc", f"probe segment {VOC} {ELASTIC} {flags}", minutes, "--cores 8 --seeds 1 --steps 5")
+        for name, flags, minutes in (
+            ("grid", "--size 224", 6),
+            ("finer", "--size 224 --stride 7", 20),
+            ("larger", "--size 448", 20),
+            ("half", "--size 448 --share 0.5", 25),
+            ("quarter", "--size 448 --share 0.25", 25),
+            ("eighth", "--size 448 --share 0.125", 25),
+        )
+    ),
     judge("probe-nyu", f"probe depth {NYU} {BOTH} --size 336", 45, STEPS_5),
     judge("untrained-nyu", f"probe depth {NYU} {UNTRAINED} --size 336", 7, STEPS_5),
     judge("random-nyu", f"probe depth {NYU} {RANDOM} --size 336", 7, STEPS_5),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.model import Veca, create_model
 from veca.teachers import Teacher, load_teacher
 from veca.weights import bundled_models, load, weights_digest
@@ -34,7 +34,7 @@ class Backbone:
     model: Model
     source: str = ""  # what it was loaded from
     share: float = 1.0  # of the patches that its cores read
-    stride: int | None = None  # pixels from one feature to the next; None: the patch size
+    stride: float | None = None  # pixels from one feature to the next; None: the patch size
 
     @property
     def veca(self) -> Veca:
@@ -78,12 +78,11 @@ class Backbone:
                 raise InputError(f"--cores {budget}: {self.source} has budgets from 1 to {self.bank}")
         return cores or (self.bank,)
 
-    def reading(self, share: float, stride: int | None) -> Backbone:
+    def reading(self, share: float, stride: float | None) -> Backbone:
         """The same model with a share of its patches read, or with features at another stride."""
         if share < 1 or stride is not None:
             self.veca  # noqa: B018  (refuses other models)
-        if not 0 < share <= 1:
-            raise InputError(f"--share must lie above 0 and at most at 1, not {share:g}")
+        check_share(share, "--share")
         if stride is not None and not (1 <= stride <= self.patch_size and self.patch_size % stride == 0):
             raise InputError(f"--stride must divide the patch size {self.patch_size} of {self.source}, not {stride}")
         self.share, self.stride = share, stride

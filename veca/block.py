@@ -92,7 +92,10 @@ class Attention(nn.Module):
         looking: Tensor | None = None,  # n of the N patches, by number: only these look; None: all
         reading: Tensor | None = None,  # likewise: only these are read
     ) -> tuple[Tensor, Tensor]:
-        """The updates of the cores (B×C×D) and of the patches that look (B×n×D)."""
+        """The updates of the cores (B×C×D) and of the patches that look (B×n×D).
+
+        Not `read` and `look` one after the other: all keys at once let `attend` use PyTorch's fused kernel.
+        """
         read, by_read = (
             (patches, by_patch) if reading is None else (patches[:, reading], by_patch and by_patch.at(reading))
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor, nn
 
 from veca.errors import InputError
 
@@ -53,3 +54,16 @@ def fast_bfloat16(device: torch.device) -> bool:
 def no_memory(error: RuntimeError) -> bool:
     """Whether a computation failed because it did not fit in the device's memory."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def in_memory(module: nn.Module, name: str) -> Tensor:
+    """A module's own parameter: where accelerate keeps it on disk, it has it only while its `forward` runs."""
+    parameter: Tensor = getattr(module, name)
+    hook: Any = getattr(module, "_hf_hook", None)  # accelerate's
+    if hook is None or not parameter.is_meta:
+        return parameter
+    hook.pre_forward(module)
+    try:
+        return cast(Tensor, getattr(module, name))
+    finally:
+        hook.post_forward(module, None)

@@ -17,19 +17,31 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from veca import block as plain
 from veca.block import Attention, Block, CoreSide, Read, read
 from veca.devices import fast_bfloat16
 from veca.rope import Rotation
 
-AS_WRITTEN = {
-    (kind, name): value for kind in (Block, Attention) for name, value in vars(kind).items() if callable(value)
-} | {(kind, "forward"): kind.forward for kind in (nn.Linear, nn.LayerNorm)}
-METHODS = {name for _, name in AS_WRITTEN}
+KINDS = (Block, Attention, nn.Linear, nn.LayerNorm)
+METHODS = {name for kind in KINDS[:2] for name, value in vars(kind).items() if callable(value)}
+AS_WRITTEN: dict[tuple[Any, str], Any] = {
+    (owner, name): getattr(owner, name)  # of a class, its bases' too
+    for owner, names in (
+        *((kind, METHODS & vars(kind).keys() | {"forward", "__call__"}) for kind in KINDS),
+        (plain, ("attend", "read", "rotate")),
+        (nn.functional, ("linear", "layer_norm", "silu", "gelu", "scaled_dot_product_attention")),
+    )
+    for name in names
+}
+
+
+MIXING = ((plain, "attend"), (nn.functional, "scaled_dot_product_attention"))  # not how the cores read in parts
 
 
 class Workspace:
@@ -255,7 +267,9 @@ def can_fuse(blocks: nn.ModuleList, x: Tensor) -> bool:
         return False
     if x.dtype != torch.float32 and not (x.dtype == torch.bfloat16 and fast_bfloat16(x.device)):
         return False
-    if any(vars(kind)[name] is not written for (kind, name), written in AS_WRITTEN.items()):
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # somebody watches every call
+        return False
+    if any(getattr(owner, name) is not written for (owner, name), written in AS_WRITTEN.items()):
         return False
     return all(_as_built(block, x.dtype) for block in blocks)
 

@@ -13,14 +13,12 @@ smaller from the start. Every split adds 3 tokens, so one share means one number
 from __future__ import annotations
 
 from itertools import pairwise
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from veca import table
-from veca.errors import InputError
 
 SCALES = 3  # cells of 1, 2 and 4 patches a side
 LARGER = 8.0  # a loss in a cell of 4 patches counts so many times one of 2; 16 is as good, 2 and 4 worse, untrained
@@ -103,11 +101,6 @@ def choose_cells(images: Tensor, patch: int, share: float) -> Cells:
     with torch.no_grad():
         gains = detail(images, patch)
         return Cells(refined(gains, grid, round(share * grid[0] * grid[1])), grid)
-
-
-def check_share(share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
-        raise InputError(f"patches must be a share above 0 and at most 1 (all), or None, not {share!r}")
 
 
 def detail(images: Tensor, patch: int) -> list[Tensor]:

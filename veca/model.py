@@ -14,11 +14,12 @@ from veca import table
 from veca.block import AttentionMaps, Block
 from veca.config import VecaConfig, model_config
 from veca.cores import CoreBank
+from veca.devices import in_memory
 from veca.dino import DinoNames
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.fused import FusedPass
 from veca.images import MAX_PIXELS, SIZE, preprocess
-from veca.mixed import Cells, check_share, choose_cells
+from veca.mixed import Cells, choose_cells
 from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class Veca(DinoNames, nn.Module):
         """The cells of a pass with this share of the patches; None: the grid's own."""
         if share is None:
             return None
-        check_share(share)
+        check_share(share, "patches")
         self.check(images, cores)
         return None if share == 1 else choose_cells(images, self.config.patch_size, share)
 
@@ -254,7 +255,8 @@ class Veca(DinoNames, nn.Module):
         patches, grid = self.patch_embed(seen)
         grid = grid if cells is None else cells.grid
         if self.config.positions == "table":
-            entries = table.resized(self.table, grid) if cells is None else cells.entries(self.table)
+            own = in_memory(self, "table")
+            entries = table.resized(own, grid) if cells is None else cells.entries(own)
             patches = patches + entries.to(patches.dtype)
         return patches, grid
 
@@ -262,10 +264,12 @@ class Veca(DinoNames, nn.Module):
         """Of tokens at `coords` (…×T×2); None where nothing turns."""
         return rotation(coords, self.config.head_width, self.config.rope_zero_fraction) if self.config.turns else None
 
-    def lattice_rotation(self, across: Tensor, down: Tensor) -> Rotation | None:
-        """Of all points of a lattice, row by row, from its coordinates along the axes."""
+    def lattice_rotation(self, across: Tensor, down: Tensor, points: Tensor | None = None) -> Rotation | None:
+        """Of all points of a lattice, row by row, or of those numbered, from its coordinates along the axes."""
         config = self.config
-        return grid_rotation(across, down, config.head_width, config.rope_zero_fraction) if config.turns else None
+        if not config.turns:
+            return None
+        return grid_rotation(across, down, config.head_width, config.rope_zero_fraction, points)
 
     def patch_rotation(
         self, grid: tuple[int, int], device: torch.device, cells: Cells | None = None

@@ -73,15 +73,21 @@ def axis_coords(count: int, device: torch.device | None = None) -> Tensor:
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count * 2 - 1
 
 
-def grid_rotation(across: Tensor, down: Tensor, head_width: int, zero_fraction: float) -> Rotation:
+def grid_rotation(
+    across: Tensor, down: Tensor, head_width: int, zero_fraction: float, points: Tensor | None = None
+) -> Rotation:
     """The rotation of all points (x, y) of a lattice, row by row, from its w coordinates x and its h coordinates y:
-    1×1×(h·w)×d/2. Each axis turns its own half of a head, so only h + w angles are computed.
+    1×1×(h·w)×d/2; or of n `points` of it, by number. Each axis turns its own half of a head, so only h + w angles are
+    computed.
     """
     each = frequencies(head_width, zero_fraction, across.device)
     shape = (down.shape[0], across.shape[0], each.shape[0])  # `len` would fix the size in a traced graph
     by_x, by_y = across[:, None] * each, down[:, None] * each
 
     def joined(part: Callable[[Tensor], Tensor]) -> Tensor:
+        if points is not None:
+            column, row = points % shape[1], points // shape[1]
+            return torch.cat((part(by_x)[column], part(by_y)[row]), dim=-1)[None, None]
         whole = torch.cat((part(by_x).expand(shape), part(by_y)[:, None].expand(shape)), dim=-1)
         return whole.flatten(0, 1)[None, None]
 

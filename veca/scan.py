@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from fractions import Fraction
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veca import table
 from veca.block import CoreSide
 from veca.buffers import Precision, token_buffer
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.files import whole_file
 from veca.fused import piece_size
 from veca.large.picture import Strips, StripSource, open_strips
@@ -59,8 +60,9 @@ class Look(NamedTuple):
     """h×w×D′ of a box, n×D′ of points; zeros where `inside` is false"""
     centres: Tensor
     """h×w×2 or n×2: the middle of each patch, (x, y) in pixels of the source"""
-    box: tuple[int, int, int, int]
-    """(x, y, width, height) in pixels that the cells of a box cover, or that the points' patches span"""
+    box: tuple[float, float, float, float]
+    """(x, y, width, height) in pixels that the cells of a box cover, or that the points' patches span; whole numbers
+    where the stride is one"""
     inside: Tensor
     """h×w or n: whether the mask of the scan includes it (all true without a mask)"""
 
@@ -91,6 +93,7 @@ class Scan:
         """(width, height) of the source in pixels"""
         self.grid = grid_of(model, strips)
         """(h, w), in patches"""
+        self.weights = weights_mark(model)  # the path is theirs only
 
     @property
     def cls(self) -> Tensor:
@@ -102,35 +105,37 @@ class Scan:
         self,
         box: tuple[int, int, int, int] | None = None,
         points: Tensor | np.ndarray[Any, Any] | list[tuple[float, float]] | None = None,
-        stride: int | None = None,
+        stride: float | None = None,
         report: Report | None = None,
     ) -> Look:
         """The dense feature of a part of the image, later, as the whole pass would give it.
 
         `box` is (x, y, width, height) in pixels of the source: one feature for each cell of stride×stride pixels that
         it touches; without it the whole image. A stride of the patch size (the default) is the model's own grid, a
-        smaller one gives a finer map, of patches that overlap. `points` are (x, y) instead: a feature centred on each,
+        smaller one gives a finer map, of patches that overlap; it need not be whole (3.5), though each patch then lies
+        at the nearest whole pixel. `points` are (x, y) instead: a feature centred on each,
         to the nearest whole pixel. Patches at the border are moved inside the image.
         """
-        stride = self.checked_stride(stride)
+        self.check_weights()
+        step = self.checked_stride(stride)
         if points is not None:
             if box is not None:
                 raise InputError("look at a box or at points, not both")
             return self.look_at_points(points, report)
-        across, down, covered = self.cells(box, stride)
+        across, down, covered = self.cells(box, step)
         lefts, tops = (
             corners(axis, self.model.patch_size, length)
             for axis, length in ((across, self.strips.width), (down, self.strips.height))
         )
         inside = self.inside_of(lefts[None, :], tops[:, None])
         found = torch.zeros(*inside.shape, self.model.config.feature_width)
-        step = max(1, self.piece // len(lefts))
-        for first in range(0, len(tops), step):
-            part = slice(first, first + step)
+        rows = max(1, self.piece // len(lefts))
+        for first in range(0, len(tops), rows):
+            part = slice(first, first + rows)
             if inside[part].any():
                 found[part][inside[part]] = self.features_of_cells(lefts, tops[part], inside[part])
             if report is not None:
-                report("look", min(first + step, len(tops)), len(tops))
+                report("look", min(first + rows, len(tops)), len(tops))
         half = self.model.patch_size / 2
         centres = torch.stack(torch.meshgrid(lefts + half, tops + half, indexing="xy"), dim=-1)
         return Look(found, centres, covered, inside)
@@ -190,8 +195,7 @@ class Scan:
         if model.config.positions == "table":
             entries = table.on_lattice(model.table, across, down)
             rows = rows + entries[row * len(lefts) + column].to(rows.dtype)
-        by = model.lattice_rotation(across, down)
-        return self.along(rows, by and by.at(row * len(lefts) + column))
+        return self.along(rows, model.lattice_rotation(across, down, row * len(lefts) + column))
 
     def tokens(self, squares: Tensor) -> Tensor:
         """n×3×p×p pixels → n×D, without positions."""
@@ -213,17 +217,21 @@ class Scan:
     def piece(self) -> int:
         return piece_size(self.model.blocks[0], dtype_of(self.model))  # type: ignore[arg-type]
 
-    def checked_stride(self, stride: int | None) -> int:
+    def check_weights(self) -> None:
+        if weights_mark(self.model) != self.weights:
+            raise InputError("the model's weights, precision or device changed after this scan: scan the image again")
+
+    def checked_stride(self, stride: float | None) -> Fraction:
         patch = self.model.patch_size
         if stride is None:
-            return patch
-        if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= patch:
-            raise InputError(f"stride is a whole number of pixels from 1 to the patch size {patch}, not {stride!r}")
-        return stride
+            return Fraction(patch)
+        if isinstance(stride, bool) or not isinstance(stride, Real) or not 1 <= stride <= patch:
+            raise InputError(f"stride is a number of pixels from 1 to the patch size {patch}, not {stride!r}")
+        return Fraction(stride).limit_denominator(1000)  # so that three strides of p/3 are p
 
     def cells(
-        self, box: tuple[int, int, int, int] | None, stride: int
-    ) -> tuple[Tensor, Tensor, tuple[int, int, int, int]]:
+        self, box: tuple[int, int, int, int] | None, stride: Fraction
+    ) -> tuple[Tensor, Tensor, tuple[float, float, float, float]]:
         """Centres of the cells that a box touches, along x and along y, and the pixels that they cover."""
         width, height = self.strips.width, self.strips.height
         if box is None:
@@ -237,14 +245,10 @@ class Scan:
             raise InputError(f"the box {x},{y},{wide},{high} lies beyond the last whole patch ({width}×{height})")
         columns = range(x // stride, -(-min(x + wide, width) // stride))
         rows = range(y // stride, -(-min(y + high, height) // stride))
-        covered = (
-            columns.start * stride,
-            rows.start * stride,
-            min(columns.stop * stride, width) - columns.start * stride,
-            min(rows.stop * stride, height) - rows.start * stride,
-        )
-        across, down = ((torch.tensor(list(axis)).double() + 0.5) * stride for axis in (columns, rows))
-        return across, down, covered
+        left, top = columns.start * stride, rows.start * stride
+        right, bottom = min(columns.stop * stride, Fraction(width)), min(rows.stop * stride, Fraction(height))
+        across, down = ((torch.tensor(list(axis)).double() + 0.5) * float(stride) for axis in (columns, rows))
+        return across, down, (tidy(left), tidy(top), tidy(right - left), tidy(bottom - top))
 
     def coordinate(self, edges: Tensor, length: int) -> Tensor:
         """Of patches with these left (or upper) edges in an image so many pixels long: in [−1, 1]."""
@@ -264,9 +268,29 @@ class Scan:
         """
         from veca.scan_file import digest_of, pack
 
+        self.check_weights()
         data = pack(self, digest_of(self.model), **more)
         with whole_file(file) as temporary:
             temporary.write_bytes(data)
+
+
+def tidy(number: float | Fraction) -> float:
+    """The same, an int where it is whole."""
+    return int(number) if number == int(number) else float(number)
+
+
+def weights_mark(model: Veca) -> list[tuple[Any, ...]]:
+    """By what a change of a model's weights is noticed without reading them all: where each parameter lies, how often
+    PyTorch counted a write to it, and, as writes through `.data` are not counted, its last number.
+    """
+    marks: list[tuple[Any, ...]] = []
+    for each in model.parameters():
+        if type(each) is not nn.Parameter or each.is_meta or not each.numel():  # quantised, on disk, nothing
+            marks.append((id(each),))
+            continue
+        writes, last = 0 if each.is_inference() else each._version, float(each.detach()[(-1,) * each.ndim])
+        marks.append((each.dtype, each.device, each.data_ptr(), writes, last))
+    return marks
 
 
 def is_grid(edges: Tensor, patch: int) -> bool:
@@ -277,11 +301,6 @@ def is_grid(edges: Tensor, patch: int) -> bool:
 def corners(centres: Tensor, patch: int, length: int) -> Tensor:
     """Left (or upper) edges, in whole pixels inside the image, of patches with these centres."""
     return (centres - patch / 2 + 0.5).floor().long().clamp(0, length - patch)
-
-
-def check_share(share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise InputError(f"share must lie above 0 and at most at 1 (all patches), not {share!r}")
 
 
 @torch.inference_mode()
@@ -326,7 +345,7 @@ def scan(
 
 
 def scanned(
-    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: int | None = None
+    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: float | None = None
 ) -> VecaOutput:
     """What `model(images)` answers when only a share of the patches is read, or on a finer lattice: one by one, each
     image (B×3×H×W) is scanned and then looked at as a whole.

@@ -15,17 +15,18 @@ import tyro
 
 from veca.cli import parse
 from veca.devices import Dtype, no_memory, pick_device, pick_dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.images import stored_values
 from veca.large.options import ViewOptions, check_inputs, file_stamp
 from veca.large.picture import Picture
-from veca.large.place import grid_transform
+from veca.large.place import grid_transform, to_full
 from veca.large.sinks import coloured, write_geotiff, write_points
+from veca.large.source import Array
 from veca.model import Veca
 from veca.parallel import launched
 from veca.progress import reporting
-from veca.scan import check_share
+from veca.scan import tidy
 from veca.scan_file import digest_of, open_scan, scan_header
 from veca.training.ranks import Ranks
 from veca.video import has_frames, is_video
@@ -80,8 +81,9 @@ class LookSettings:
     """Features of any part of an image that was scanned, exactly as in the whole pass, whatever the image's size.
 
     FILE.npy gets h×w×D (a box: one feature for each cell of --stride pixels that it touches) or n×D (points), float32,
-    and FILE.json what it covers. Without --box and --points: the whole image. FILE.parquet takes points, FILE.tif
-    their place on the map (a GeoTIFF of the features' colours). Pixels are those of the file's finest level.
+    and FILE.json what it covers and, of a scan with a mask, which of them are inside it (a line of 0 and 1 for each
+    row). Without --box and --points: the whole image. FILE.parquet takes points, FILE.tif their place on the map (a
+    GeoTIFF of the features' colours). Pixels are those of the file's finest level.
 
     Examples:
       veca look scans/slide.tif.scan --box 4096,2048,448,448 --out part.npy
@@ -98,8 +100,9 @@ class LookSettings:
     """in pixels of the image"""
     points: Annotated[tuple[str, ...], tyro.conf.arg(metavar="X,Y…|FILE.csv")] = ()
     """in pixels of the image: a feature centred on each"""
-    stride: int | None = None
-    """pixels from one feature to the next; None: the patch size, the model's own grid"""
+    stride: int | float | None = None
+    """pixels, of the resolution that was scanned, from one feature to the next; None: the patch size, the model's own
+    grid"""
     image: Annotated[Path | None, tyro.conf.arg(metavar="IMAGE")] = None
     """where the image lies now, if not where it was scanned"""
     model: str | None = None
@@ -252,7 +255,8 @@ def main_look(arguments: list[str]) -> int:
             stride=settings.stride,
             report=report,
         )
-    x, y, width, height = found.box
+    x, y = found.box[:2]
+    place, size = to_full(picture, np.reshape(found.box, (2, 2))).tolist()  # as they were given
     if settings.out.suffix == ".parquet":
         write_points(settings.out, picture, found.centres.numpy(), found.features.numpy())
     elif settings.out.suffix == ".tif":
@@ -268,16 +272,21 @@ def main_look(arguments: list[str]) -> int:
         {
             "scan": str(settings.scan),
             "image": str(image),
-            "box": list(found.box),
+            "box": [tidy(round(value, 6)) for value in (*place, *size)],
             "stride": stride,
             "picture": picture.about(),
             "shape": list(found.features.shape),
-            "centres": found.centres.tolist() if points is not None else None,
-            "inside": int(found.inside.sum()),
+            "centres": to_full(picture, found.centres.numpy()).tolist() if points is not None else None,
+            "inside": None if scan.inside is None else lines(found.inside.numpy()),
         },
     )
-    print(f"{settings.out}: {shape} features of {width}×{height} pixels at {x},{y}")
+    print(f"{settings.out}: {shape} features of {size[0]:g}×{size[1]:g} pixels at {place[0]:g},{place[1]:g}")
     return 0
+
+
+def lines(inside: Array) -> list[str]:
+    """A line of 0 and 1 for each row of cells; one for points."""
+    return ["".join("01"[cell] for cell in row) for row in np.atleast_2d(inside).astype(int).tolist()]
 
 
 def box_at(picture: Picture, box: list[float]) -> tuple[int, int, int, int]:

@@ -5,6 +5,7 @@ It is untrusted: every field and shape is checked against the model before it is
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -25,8 +26,10 @@ from veca.scan import Scan
 from veca.streaming import dtype_of, grid_of, refuse_changed
 from veca.weights import weights_digest
 
-FORMAT = 1
-SAMPLES = 16  # an image is recognised by the mean colours of so many patches along each axis
+FORMAT = 2
+READ = (1, FORMAT)  # the first format knew its image by fewer colours
+SAMPLES = 32  # an image is recognised by the mean colours of so many squares along each axis
+SQUARE = 64  # pixels of their sides, at most: up to 2048² every pixel counts, and above no more are read
 ALIKE = 0.05  # largest difference of such a colour, in deviations: decoders round differently
 DTYPES = {  # of what a scan file holds
     "keys": torch.float16,
@@ -68,18 +71,28 @@ def pack(scan: Scan, weights: str, **more: Any) -> bytes:
     return bytes(save(whole, {"scan": json.dumps(about)}))
 
 
-def sample_colours(strips: Strips, patch: int) -> Tensor:
-    """The mean colours of evenly spread patches (n×3): by these an image is recognised."""
-    grid = strips.height // patch, strips.width // patch
-    rows, columns = (np.linspace(0, count - 1, min(SAMPLES, count)).round().astype(int) * patch for count in grid)
-    means = [strips.read(y, y + patch, x, x + patch)[0].mean((1, 2)) for y in rows.tolist() for x in columns.tolist()]
-    return torch.stack(means).half()
+def sample_colours(strips: Strips, patch: int, form: int = FORMAT) -> Tensor:
+    """The mean colours of evenly spread squares (n×3): by these an image is recognised."""
+    down, across = (sample_spans(length, patch, form) for length in (strips.height, strips.width))
+    return torch.stack([strips.read(*rows, *columns)[0].mean((1, 2)) for rows in down for columns in across]).half()
+
+
+def sample_spans(length: int, patch: int, form: int) -> list[tuple[int, int]]:
+    """From where to where the squares reach along an axis, none smaller than a patch: decoders differ in details."""
+    count = length // patch
+    if form == 1:
+        starts = np.linspace(0, count - 1, min(16, count)).round().astype(int) * patch
+        return [(start, start + patch) for start in starts.tolist()]
+    number = min(SAMPLES, count)
+    edges = [length * index // number for index in range(number + 1)]
+    middles = [(start, stop, max(0, stop - start - SQUARE) // 2) for start, stop in itertools.pairwise(edges)]
+    return [(start + left, min(stop, start + left + SQUARE)) for start, stop, left in middles]
 
 
 def open_scan(file: str | os.PathLike[str], source: StripSource, model: Veca) -> Scan:
     """A scan that `Scan.save` wrote, with the image it was made of and the model that made it.
 
-    Both are recognised: the model by a digest of its weights, the image by its size and the colours of 256 patches.
+    Both are recognised: the model by a digest of its weights, the image by its size and the colours of 1024 squares.
     """
     return opened(Path(file), source, model, digest_of(model))
 
@@ -103,7 +116,7 @@ def opened(file: Path | bytes, source: StripSource, model: Veca, weights: str) -
     if list(strips.size) != about["size"]:
         size, given = ("×".join(map(str, pair)) for pair in (about["size"], strips.size))
         raise InputError(f"{label} was made of an image of {size} pixels; {name} has {given}")
-    colours = sample_colours(strips, model.patch_size).float()
+    colours = sample_colours(strips, model.patch_size, about["format"]).float()
     if colours.shape != tensors["colours"].shape or not bool(
         ((colours - tensors["colours"].float()).abs() <= ALIKE).all()
     ):
@@ -145,8 +158,8 @@ def scan_header(file: Path | bytes) -> dict[str, Any]:
             with safe_open(file, "pt") as safe:
                 text = (safe.metadata() or {})["scan"]
         about = json.loads(text)
-        if about["format"] != FORMAT:
-            raise InputError(f"{name} has format {about['format']!r}; this veca reads {FORMAT}: scan the image again")
+        if about["format"] not in READ:
+            raise InputError(f"{name} has format {about['format']!r}; this veca reads {READ}: scan the image again")
         share, size, cores = about["share"], about["size"], about["cores"]
         if not (
             isinstance(about["weights"], str)

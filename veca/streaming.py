@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from veca import table
 from veca.block import Attention, Block, CoreSide, Read
 from veca.buffers import Buffer, Precision, in_precision, token_buffer
 from veca.errors import InputError
-from veca.fused import AS_WRITTEN, FusedBlock, Workspace, can_fuse, piece_size, pieces
+from veca.fused import AS_WRITTEN, MIXING, FusedBlock, Workspace, can_fuse, piece_size, pieces
 from veca.large.picture import Strips, StripSource, open_strips
 from veca.large.sinks import NpySink, Sink, boxes
 from veca.large.source import Array
 from veca.parallel import Patches, Together
-from veca.rope import Rotation, axis_coords, frequencies
+from veca.rope import axis_coords
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -144,6 +144,12 @@ def refuse_changed(model: Veca) -> None:
     """Parts of an image pass a block by its verbs: what a user did to its forward as a whole would be ignored."""
     if model.config.attention == "dense":
         raise InputError("the dense control arm cannot be streamed: there every patch reads every other")
+    if any(type(weight) is nn.Parameter and weight.is_meta for weight in model.parameters()):
+        raise InputError(
+            "this model's weights are not in memory (accelerate offloaded them?): streaming and scanning read them in "
+            "every layer; load the model without offloading, or use model(x)"
+        )
+    patched = any(getattr(owner, name) is not AS_WRITTEN[owner, name] for owner, name in MIXING)
     for block in model.blocks:
         for module, kind in ((block, Block), (block._modules["attn"], Attention)):
             assert module is not None
@@ -152,7 +158,7 @@ def refuse_changed(model: Veca) -> None:
                 for name in ("forward", "attend")  # the latter is not how the cores read in parts
                 if (kind, name) in AS_WRITTEN
             )
-            if changed or module._forward_hooks or module._forward_pre_hooks:
+            if patched or changed or module._forward_hooks or module._forward_pre_hooks:
                 raise InputError(
                     "this model's blocks have hooks or a forward of their own; remove them before streaming or "
                     "scanning (those of the layers inside a block may stay)"
@@ -178,7 +184,7 @@ def travel(
     with ranks.agreed():
         for start, rows in embedded(model, strips, grid, chosen, tile, report):
             buffer.keep(start, rows)
-    turns = GridTurns(model, grid, device) if model.config.turns else None
+    across, down = axis_coords(grid[1], device), axis_coords(grid[0], device)
     path: list[CoreSide] = []
     tokens, state, pace = model.bank(budget, 1)
     tokens = tokens.to(dtype).clone()
@@ -193,7 +199,7 @@ def travel(
         seen: Read | None = None
         for start, stop in pieces(buffer.count, tile):
             rows = buffer.load(start, stop)[None].to(dtype)
-            by = None if turns is None else turns.at(numbers(start, stop, chosen, device))
+            by = model.lattice_rotation(across, down, numbers(start, stop, chosen, device))
             view = block.norm_attn(rows)
             new = block.read(side, view, by)
             seen = new if seen is None else seen.merge(new)
@@ -241,20 +247,6 @@ def embedded(
             yield start, rows
             start += len(rows)
         report("patches", bottom - first, last - first)
-
-
-class GridTurns:
-    """The rotation of any patches of a grid, from h + w angles."""
-
-    def __init__(self, model: Veca, grid: tuple[int, int], device: torch.device) -> None:
-        each = frequencies(model.config.head_width, model.config.rope_zero_fraction, device)
-        self.width = grid[1]
-        self.x, self.y = (axis_coords(count, device)[:, None] * each for count in (grid[1], grid[0]))
-        self.parts = [(part(self.x), part(self.y)) for part in (torch.cos, torch.sin)]
-
-    def at(self, patches: Tensor) -> Rotation:  # n numbers
-        column, row = patches % self.width, patches // self.width
-        return Rotation(*(torch.cat((x[column], y[row]), dim=-1)[None, None] for x, y in self.parts))
 
 
 def output_of(model: Veca, buffer: Buffer, tile: int, report: Report | None) -> Iterator[tuple[int, int, Tensor]]:

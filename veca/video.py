@@ -23,12 +23,12 @@ from PIL import Image
 from torch import Tensor
 
 from veca.block import CoreSide, Read
-from veca.errors import InputError, require
+from veca.errors import InputError, check_share, require
 from veca.folders import by_number, is_image
 from veca.images import MAX_PIXELS, open_image
 from veca.large.picture import StripSource, open_strips
 from veca.model import Veca, VecaOutput
-from veca.scan import Scan, check_share, scan, scanned, spread
+from veca.scan import Scan, scan, scanned, spread
 from veca.streaming import dtype_of, refuse_changed, verbs_of
 
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")

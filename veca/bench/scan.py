@@ -30,7 +30,7 @@ class ScanBench:
     """Time `look` after scans of small and huge images, and `scan` with a share of the patches, all in one run.
 
     The contenders are interleaved, the best of several rounds is reported. Of an image above 4,000 patches only a share
-    is scanned: looking does not depend on it.
+    is scanned, and it is a file of zeros: looking does not depend on either.
 
     Examples:
       veca bench scan

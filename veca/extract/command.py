@@ -24,7 +24,7 @@ from rich.text import Text
 
 from veca.cli import parse
 from veca.devices import Dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.extract.decoding import Decoded, batches, decode
 from veca.extract.extractor import Extractor
 from veca.extract.folder import FeatureFolder
@@ -33,7 +33,6 @@ from veca.extract.sources import Entry, find_entries
 from veca.extract.writing import Writer
 from veca.images import SIZE
 from veca.progress import progress_bar
-from veca.scan import check_share
 from veca.video import is_video
 
 
@@ -80,7 +79,7 @@ class FeaturesSettings:
     """of a video: how many of a frame's patches the cores read, evenly spread"""
     carry: tyro.conf.FlagCreatePairsOff[bool] = False
     """with --share: paths are videos or folders of frames; the cores start from what they read in the last frames"""
-    stride: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    stride: Annotated[int | float | None, tyro.conf.arg(metavar="PIXELS")] = None
     """with --dense: pixels from one feature to the next, from 1 to the patch size (None); fewer make a finer map"""
     batch: int = 16
     """images of equal grid that go through the model together"""

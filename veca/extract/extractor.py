@@ -49,7 +49,7 @@ class Extractor:
         cores: int | None = None,  # the budget; None: all
         size: int = SIZE,  # the shorter side of what is decoded here
         dense: bool = False,  # a feature for every patch too
-        stride: int | None = None,  # pixels from one of these to the next; None: the patch size
+        stride: float | None = None,  # pixels from one of these to the next; None: the patch size
         dtype: str = "auto",  # of a model given by its name
         device: str | torch.device = "auto",  # the same
     ) -> None:

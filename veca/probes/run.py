@@ -34,7 +34,7 @@ class Grid:
     dtype: torch.dtype
     cache: Cache
     share: float = 1.0
-    stride: int | None = None
+    stride: float | None = None
 
     def check(self) -> None:
         """Refuse what cannot work before the long work: each model is loaded once and let go again."""

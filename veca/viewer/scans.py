@@ -226,7 +226,8 @@ class Scans:
             if at is not None:
                 query = unit(level.scan.look(points=[self.place(level, *at)]).features[0].numpy())
         rows = unit(found.features.numpy())
-        return Seen(level, stride, self.outer(level, found.box), rows, found.inside.numpy(), query)
+        x, y, width, height = map(int, found.box)  # whole, as the stride is
+        return Seen(level, stride, self.outer(level, (x, y, width, height)), rows, found.inside.numpy(), query)
 
     def features(self, box: Box, number: int) -> Array:
         """Of every patch that a box touches at a level: h×w×D, as `veca look` gives them."""
@@ -261,7 +262,7 @@ class Scans:
         high, wide = own.features.shape[:2]
         means = nn.functional.avg_pool2d(level.whole.float().permute(2, 0, 1)[None], (high, wide), stride=1)[0]
         alike = torch.einsum("d,dhw->hw", torch.from_numpy(query), nn.functional.normalize(means, dim=0, eps=1e-6))
-        column, row = own.box[0] // self.patch, own.box[1] // self.patch
+        column, row = (int(edge) // self.patch for edge in own.box[:2])
         found: list[tuple[Box, float]] = []
         blank(alike, row, column, high, wide)  # not the box itself
         while len(found) < count and float(alike.max()) > -1:

@@ -158,7 +158,7 @@ class CachedExtractor:
         """What the dense features of these views take on the disk."""
         stride = self.backbone.stride or self.backbone.patch_size
         cores = self.cores or self.backbone.bank or 1
-        return sum((1 + cores + (view.side // stride) ** 2) * self.backbone.width * 2 for view in views)
+        return sum((1 + cores + int(view.side // stride) ** 2) * self.backbone.width * 2 for view in views)
 
     def dense(self, views: Sequence[View], what: str) -> Features:
         """Patch and global features; raises where the cache cannot hold them all at once."""

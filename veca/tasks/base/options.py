@@ -57,7 +57,7 @@ class ProbeOptions:
     """budgets, for models that have them; all cores without this"""
     share: float = 1.0
     """how many of a VECA's patches its cores read, evenly spread"""
-    stride: int | None = None
+    stride: int | float | None = None
     """pixels between features of a VECA, a divisor of its patch size; None: the patch size"""
     seeds: int = 3
     """heads trained from different seeds; the table shows mean ± deviation"""
