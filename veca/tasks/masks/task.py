@@ -189,7 +189,8 @@ class Masks(Task):
             size = (label.shape[0], label.shape[1])
             found = last(head, seen(number), finer and finer(number))
             segments = panoptic(found.classes[0], found.masks[0], size, self.data.stuff)
-            scores.add(label, segments, instances(found.classes[0], found.masks[0], size))
+            surest = instances(found.classes[0], found.masks[0], size)
+            scores.add(label, segments, surest, self.data.outlines(example))
         return scores.result()
 
     # A probe: on the cached features of each photo and of its mirror image.
@@ -257,7 +258,8 @@ class Masks(Task):
         image, found = open_image(path), last(module, seen, finer)
         segments = panoptic(found.classes[0], found.masks[0], (image.height, image.width), about["stuff"])
         segments.sort(key=lambda segment: -segment.score)
-        save_picture(numbered(segments, image.size, about["stuff"]), target.with_name(target.name + ".instances.png"))
+        numbers = numbered(segments, image.size, about["stuff"], len(about["classes"]))
+        save_picture(numbers, target.with_name(target.name + ".instances.png"))
         save_picture(overlay(image, segments, about["classes"]), target.with_name(target.name + ".overlay.png"))
         return {
             "instances": target.name + ".instances.png",
