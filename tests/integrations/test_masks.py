@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,26 @@ def test_from_a_saved_head_to_the_pipeline(head: Path, tmp_path: Path) -> None:
             assert one["label"] in ("cat", "nothing")
             assert one["mask"].size == (70, 50)
     assert run(photo, threshold=0.1)
+
+
+def test_stuff_of_a_saved_head_is_one_segment_a_class(head: Path, tmp_path: Path) -> None:
+    about = json.loads((head / "head.json").read_text())
+    (head / "head.json").write_text(json.dumps({**about, "stuff": [1]}))
+    integration.from_probe(head)[1].save_pretrained(tmp_path / "saved")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved")
+    masks = torch.full((1, 4, 4, 4), -9.0)
+    for query in range(4):  # two dogs, two cats
+        masks[0, query, query] = 9
+    classes = torch.tensor([[[0.0, 9, 0], [0, 9, 0], [9, 0, 0], [9, 0, 0]]])
+    outputs = UniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
+
+    def labels(**words: object) -> list[int]:
+        (found,) = processor.post_process_panoptic_segmentation(outputs, **words)
+        return sorted(row["label_id"] for row in found["segments_info"])
+
+    assert labels() == [0, 0, 1]
+    assert labels(label_ids_to_fuse=[]) == [0, 0, 1, 1]
+    assert labels(label_ids_to_fuse={0}) == [0, 1, 1]
 
 
 def test_planted_segments_come_back_at_any_size() -> None:

@@ -51,8 +51,9 @@ class VecaForUniversalSegmentation(VecaPreTrainedModel):
 
     @classmethod
     def images_of(cls, head: ModuleHead) -> dict[str, Any]:
-        """The whole photo, squeezed into the square that the head was trained on."""
-        return {"size": {"height": head.about["size"], "width": head.about["size"]}}
+        """The whole photo, squeezed into the square that the head was trained on; and which classes are stuff."""
+        side = head.about["size"]
+        return {"size": {"height": side, "width": side}, "label_ids_to_fuse": head.about["stuff"]}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
