@@ -158,3 +158,23 @@ def test_finer_masks_lie_where_the_grid_has_them(tiny: Path) -> None:
     for one, other in zip(pooled[0], coarse.masks[0], strict=True):
         pair = torch.stack((one.flatten(), other.flatten()))
         assert torch.corrcoef(pair)[0, 1] > 0.95
+
+
+def test_the_head_costs_in_proportion_to_the_area() -> None:
+    """Of operations: each further patch costs the same, on small grids and on large ones."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from veca.tasks.masks.head import MaskHead
+
+    head = MaskHead(48, 3, queries=6, depth=2, width=64)
+
+    def cost(height: int, width: int) -> int:
+        with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):  # whose products are counted
+            head(torch.randn(1, 8, 48), torch.randn(1, height * width, 48), (height, width))
+        return int(counted.get_total_flops())
+
+    small, twice, large = cost(8, 8), cost(8, 16), cost(32, 32)
+    assert twice > small > 0
+    assert (large - twice) * (128 - 64) == (twice - small) * (1024 - 128)
+    assert large / small < 1024 / 64
