@@ -114,16 +114,20 @@ def test_head_only_leaves_the_backbone_and_continues_to_the_same_weights(
     one, other = (load_head(out / "head").stored() for out in (whole, parted))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert metrics(whole)["PQ"]["mean"] == metrics(parted)["PQ"]["mean"]
+    assert main(["finetune", "masks", *common, "--fine", "3", "--out", str(tmp_path / "all")]) == 2
+    assert "--fine must divide the patch size 8" in capsys.readouterr().err
+    common += ["--fine", "4"]
     all_of_it = [word for word in common if word != "--head-only"]
     assert main(["finetune", "masks", *all_of_it, "--out", str(tmp_path / "all")]) == 0
     assert weights_digest(veca.load(tmp_path / "all/model")) != start
+    assert load_head(tmp_path / "all/head").about["fine"] == 4  # as `veca probe predict` draws them
 
 
 def test_views_and_labels_stay_together(squares: Path) -> None:
     """Wherever a random view shows a square's colour, its label says so."""
     import random
 
-    task = Masks.open(type("Options", (), {"data": squares, "queries": 4, "layers": 1})())
+    task = Masks.open(type("Options", (), {"data": squares, "queries": 4, "layers": 1, "fine": None})())
     draw = random.Random(0)
     for number in range(12):
         pixels, label = task.load(number, 48, draw)
