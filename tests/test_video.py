@@ -243,9 +243,12 @@ def test_carried_features_of_a_folder_of_frames_and_a_run_that_goes_on(
         expected = carried(loaded.preprocess(row["path"], size=64)).cls[0]
         np.testing.assert_allclose(np.load(tmp_path / "out" / row["output"])["cls"], expected, atol=1e-4)
     capsys.readouterr()
-    (tmp_path / "out" / found[2]["output"]).unlink()
+    last = tmp_path / "out" / found[2]["output"]
+    before = np.load(last)["cls"]
+    last.unlink()
     assert run_command(["features", str(folder), *words]) == 0
     assert "1 frames done, 2 were there before" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(last)["cls"], before)  # as if nothing had interrupted it
 
 
 def test_scans_of_a_video_and_looking_at_a_frame(
@@ -261,6 +264,12 @@ def test_scans_of_a_video_and_looking_at_a_frame(
     carried = Frames(veca.load(model), cores=6, share=0.5, carry=True)
     scans = [carried.scan(np.asarray(image)) for _, image in read_frames(clip)]
     np.testing.assert_allclose(np.load(tmp_path / "seen.npy"), scans[1].look().features, atol=2e-2)  # kept in float16
+    before = np.load(tmp_path / "seen.npy")
+    file.unlink()
+    assert run_command(["scan", str(clip), "--out", str(tmp_path / "scans"), *words]) == 0
+    assert "1 frames scanned, 2 were there before" in capsys.readouterr().out
+    assert run_command(look) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "seen.npy"), before)
 
 
 def test_what_no_video_command_takes(

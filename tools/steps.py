@@ -258,24 +258,27 @@ STEPS = (
     judge("untrained-nyu", f"probe depth {NYU} {UNTRAINED} --size 336", 7, STEPS_5),
     judge("random-nyu", f"probe depth {NYU} {RANDOM} --size 336", 7, STEPS_5),
     judge("regression-nyu", f"probe depth {NYU} --model {{teacher}} --head regression --size 336", 6, STEPS_5),
-    Step(  # its table is in docs/detect.md, with the picture of its head
+    Step(
         "probe-detect",
         "veca probe detect --data {data}/detect --model {teacher} --model {model} --cores 64 --size 252 --dtype auto "
-        "--steps 1500 --queries 50 --layers 2 --out {out}",
-        20,
+        "--steps 10000 --queries 50 --layers 2 --out {out}",
+        110,
         ("results.csv",),
         "--size 56 --steps 2 --queries 8",
+        probe_rows,
     ),
-    Step(  # its table is in docs/masks.md, with the picture of its head
+    Step(
         "probe-masks",
         "veca probe masks --data {data}/masks/voc --model {teacher} --model {model} --cores 8,64 --size 224 "
         "--dtype auto --steps 700 --queries 32 --layers 2 --out {out}",
         15,
         ("results.csv",),
         "--size 56 --steps 2 --queries 8",
+        probe_rows,
     ),
     video("probe-davis", BOTH, 20),
     video("random-davis", RANDOM, 3),
+    video("carry-davis", "--model {model} --cores 64 --share 0.25 --carry", 6),
     judge(
         "frozen-pets",
         f"probe classify {PETS} --model {{model}} --cores 8,64 --size 112 --seeds 1",

@@ -19,14 +19,21 @@ CLASSES = {
     "AutoModelForUniversalSegmentation": "VecaForUniversalSegmentation",
     "AutoImageProcessor": "VecaImageProcessor",
 }
-AUTO_MAP = {auto: f"modeling_veca.{name}" for auto, name in CLASSES.items()}
+DETECTOR = {
+    "AutoConfig": "VecaDetectorConfig",
+    "AutoModelForObjectDetection": "VecaForObjectDetection",
+    "AutoImageProcessor": "VecaImageProcessor",
+}
+AUTO_MAP, DETECTOR_MAP = (
+    {auto: f"modeling_veca.{name}" for auto, name in classes.items()} for classes in (CLASSES, DETECTOR)
+)
 PROCESSOR_MAP = {"AutoImageProcessor": AUTO_MAP["AutoImageProcessor"]}
 CODE = f'''"""VECA for transformers with trust_remote_code=True. The code is the package's: pip install veca"""
 
-from veca.integrations.transformers import {", ".join(CLASSES.values())}  # noqa
+from veca.integrations.transformers import {", ".join(dict.fromkeys([*CLASSES.values(), *DETECTOR.values()]))}  # noqa
 '''
 
 
 def write_code(folder: str | Path) -> None:
-    """The file that the two maps name."""
+    """The file that the maps name."""
     write_text(Path(folder) / "modeling_veca.py", CODE)

@@ -7,7 +7,8 @@
 With `carry` the cores of a frame start from what they read in the last ones: each frame gives them another share of its
 patches, which takes the place of what they had read there before. What the cores keep of patches can be merged exactly
 (`veca.block.Read`), so while nothing moves the result is that of reading every patch of every frame. To begin with the
-last frame's final cores instead does not work: the first layer has never seen such cores.
+last frame's final cores instead does not work, as the first layer has never seen such cores: tools/video_carry.py
+measures it as `restart` (dog of DAVIS, 4 frames, 112 pixels: a cosine of 0.10 to the whole pass, with carry 0.97).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +55,11 @@ def features(settings: FeaturesSettings) -> int:
     frames = Frames(model, settings.cores, settings.share, settings.carry)
     tally = Tally(Path(settings.out))
     with FeatureFolder(settings.out, made_with(extractor, settings)) as folder:
-        for name, image in tally.frames(clips, folder.has, frames):
+        for name, image, seen_before in tally.frames(clips, folder.has, frames):
             pixels = resize_to_patches(image, settings.size, model.patch_size, name=str(name))
             out = frames(to_tensor(pixels)[None].to(device, dtype))
+            if seen_before:
+                continue
             found = {"cls": out.cls[0].float().cpu().numpy()}
             if settings.dense:
                 found["patches"] = out.patches[0].unflatten(0, out.grid).float().cpu().numpy()
@@ -90,9 +93,10 @@ def scans(settings: ScanSettings) -> int:
             return False
         return all(about.get(key) == value for key, value in {**same, **origin(name)}.items())
 
-    for name, image in tally.frames(clips, is_done, frames):
+    for name, image, seen_before in tally.frames(clips, is_done, frames):
         scan = frames.scan(np.asarray(image))
-        scan.save(target(name), model=settings.model, carry=settings.carry, **origin(name))
+        if not seen_before:
+            scan.save(target(name), model=settings.model, carry=settings.carry, **origin(name))
     return tally.finish("scanned")
 
 
@@ -112,23 +116,39 @@ def frame_at(video: Path, name: str) -> Image.Image:
     raise InputError(f"{video}: has no frame {name}")
 
 
+def last_missing(clip: Path, is_done: Callable[[Path], bool]) -> int:
+    """The number, from 1, of the last frame that is not done; 0 if all are."""
+    last = 0
+    with contextlib.suppress(InputError):  # what cannot be read is told later
+        for number, (name, _) in enumerate(read_frames(clip), 1):
+            last = last if is_done(clip / name) else number
+    return last
+
+
 class Tally:
     """Frames to be done, and how many were."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.done, self.before, self.failed = out, 0, 0, list[str]()
 
-    def frames(self, clips: list[Path], is_done: Any, frames: Frames) -> Iterator[tuple[Path, Image.Image]]:
-        """(clip/name, image) of every frame that an earlier run did not finish; a video that fails ends there."""
+    def frames(
+        self, clips: list[Path], is_done: Callable[[Path], bool], frames: Frames
+    ) -> Iterator[tuple[Path, Image.Image, bool]]:
+        """(clip/name, image, False) of every frame that an earlier run did not finish; a video that fails ends there.
+
+        What carried cores know comes from all frames before: those come again, with True, and need no writing.
+        """
         for clip in clips:
             frames.reset()
+            needed = last_missing(clip, is_done) if frames.carry else 0
             try:
-                for name, image in progress(read_frames(clip), clip.name):
+                for number, (name, image) in enumerate(progress(read_frames(clip), clip.name), 1):
                     if is_done(clip / name):
                         self.before += 1
-                        frames.reset()  # what the cores had read by then is not known any more: begin anew
+                        if number < needed:
+                            yield clip / name, image, True
                         continue
-                    yield clip / name, image
+                    yield clip / name, image, False
                     self.done += 1
             except InputError as error:
                 self.failed.append(str(error))

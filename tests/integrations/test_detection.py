@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +85,30 @@ def test_saved_loaded_and_used(plain: veca.Veca, tmp_path: Path) -> None:
     found = pipeline("object-detection", model=again, image_processor=processor)(photo, threshold=0.0)
     assert found[0]["label"] in ("cat", "dog")
     assert 0 <= found[0]["box"]["xmin"] <= found[0]["box"]["xmax"] <= 90
+
+
+@pytest.mark.end_to_end
+def test_trust_remote_code_needs_no_import_of_ours(plain: veca.Veca, tmp_path: Path) -> None:
+    """In a process that never heard of veca; then from what that process saved."""
+    model = build_detector(plain, ["cat", "dog"], cores=4, size=64, **SHAPE).eval()
+    model.save_pretrained(tmp_path / "mine")
+    images = torch.randn(1, 3, 64, 64)
+    torch.save(images, tmp_path / "images.pt")
+    script = (
+        "import sys, torch\n"
+        "from transformers import AutoImageProcessor, AutoModelForObjectDetection\n"
+        "assert AutoImageProcessor.from_pretrained(sys.argv[1], trust_remote_code=True).size['height'] == 64\n"
+        "model = AutoModelForObjectDetection.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
+        "torch.save(model(torch.load('images.pt')).pred_boxes.detach(), 'out.pt')\n"
+        "model.save_pretrained(sys.argv[2])\n"
+    )
+    settings = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(Path(veca.__file__).parents[1])}
+    for source, target in (("mine", "once"), ("once", "twice")):
+        command = [sys.executable, "-c", script, source, target]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=settings, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        torch.testing.assert_close(torch.load(tmp_path / "out.pt"), model(images).pred_boxes.detach())
+        assert [path.name for path in (tmp_path / target).glob("*.py")] == ["modeling_veca.py"]
 
 
 def test_post_processing_against_plain_arithmetic() -> None:

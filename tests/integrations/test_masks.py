@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,9 @@ import veca
 import veca.integrations.transformers as integration
 from veca.backbones import load_backbone
 from veca.integrations.transformers.masks import UniversalSegmentationOutput
+from veca.tasks.base.heads import load_head
 from veca.tasks.masks.labels import MaskData
-from veca.tasks.masks.task import Masks
+from veca.tasks.masks.task import Masks, last, seen_by
 
 
 @pytest.fixture
@@ -53,6 +56,41 @@ def test_from_a_saved_head_to_the_pipeline(head: Path, tmp_path: Path) -> None:
             assert one["label"] in ("cat", "nothing")
             assert one["mask"].size == (70, 50)
     assert run(photo, threshold=0.1)
+
+
+def test_finer_masks_of_a_saved_head(head: Path) -> None:
+    about = json.loads((head / "head.json").read_text())
+    (head / "head.json").write_text(json.dumps({**about, "fine": 8}))
+    model, processor = integration.from_probe(head)
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    out = model(**processor(Image.fromarray(pixels), return_tensors="pt"))
+    assert out.masks_queries_logits.shape == (1, 6, 8, 8)  # the grid has 4×4 patches
+    saved = load_head(head)
+    backbone = saved.backbone(None, torch.device("cpu"))
+    one = torch.from_numpy(pixels)[None]
+    seen, finer = seen_by(backbone, 4, one), seen_by(replace(backbone).reading(1.0, 8), 4, one)
+    expected = last(Masks.module(saved).eval(), seen, finer)
+    torch.testing.assert_close(out.masks_queries_logits.detach(), expected.masks, atol=1e-4, rtol=1e-3)
+
+
+def test_stuff_of_a_saved_head_is_one_segment_a_class(head: Path, tmp_path: Path) -> None:
+    about = json.loads((head / "head.json").read_text())
+    (head / "head.json").write_text(json.dumps({**about, "stuff": [1]}))
+    integration.from_probe(head)[1].save_pretrained(tmp_path / "saved")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved")
+    masks = torch.full((1, 4, 4, 4), -9.0)
+    for query in range(4):  # two dogs, two cats
+        masks[0, query, query] = 9
+    classes = torch.tensor([[[0.0, 9, 0], [0, 9, 0], [9, 0, 0], [9, 0, 0]]])
+    outputs = UniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
+
+    def labels(**words: object) -> list[int]:
+        (found,) = processor.post_process_panoptic_segmentation(outputs, **words)
+        return sorted(row["label_id"] for row in found["segments_info"])
+
+    assert labels() == [0, 0, 1]
+    assert labels(label_ids_to_fuse=[]) == [0, 0, 1, 1]
+    assert labels(label_ids_to_fuse={0}) == [0, 1, 1]
 
 
 def test_planted_segments_come_back_at_any_size() -> None:

@@ -140,6 +140,18 @@ def test_yolo_says_the_same_as_coco(boxes: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(other.box, thing.box, atol=1e-3)
 
 
+def test_yolo_from_files_to_drawn_boxes(boxes: Path, start: Path, tmp_path: Path) -> None:
+    folder, out = yolo(boxes, tmp_path / "yolo"), tmp_path / "run"
+    words = ("--model", start, *SMALL, "--head-only", "--epochs", 0.5, "--batch", 8, "--out", out)
+    assert run("finetune", "detect", "--data", folder, *words) == 0
+    (row,) = json.loads((out / "results.json").read_text())["rows"]
+    assert 0 <= row["metrics"]["mAP"]["mean"] <= 1
+    assert load_head(out / "head").about["classes"] == ["red", "blue"]
+    assert run("probe", "predict", out / "head", folder / "images/test/0.png", "--out", tmp_path / "seen") == 0
+    (answer,) = json.loads((tmp_path / "seen/results.json").read_text())
+    assert Image.open(tmp_path / "seen" / answer["picture"]).size == (64, 48)
+
+
 def test_yolo_outlines_become_boxes(boxes: Path, tmp_path: Path) -> None:
     folder = yolo(boxes, tmp_path)
     (folder / "labels/train/0.txt").write_text("1 0.25 0.25 0.75 0.5 0.5 0.75\n\n")

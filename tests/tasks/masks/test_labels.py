@@ -13,6 +13,8 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from veca.errors import InputError
+from veca.tasks.masks.decode import Segment
+from veca.tasks.masks.drawing import numbered
 from veca.tasks.masks.labels import decode_runs, read_masks, segments_of
 
 
@@ -100,6 +102,27 @@ def test_the_smaller_thing_is_on_top_and_a_crowd_does_not_count(tmp_path: Path) 
     assert (label == 1001).sum() == 9
     assert (label == 1000).sum() == 144 - 9
     assert label[0].tolist() == [-1] * 20
+
+
+@pytest.mark.parametrize("classes", [64, 80])
+def test_what_was_found_is_read_back(tmp_path: Path, classes: int) -> None:
+    """As many classes as COCO has do not fit into 16 bits."""
+    kinds = [0, 63, 63] if classes == 64 else [65, 70, 79]
+    planes = [torch.zeros(16, 20, dtype=torch.bool) for _ in kinds]
+    for number, plane in enumerate(planes):
+        plane[5 * number : 5 * number + 4, 3:9] = True
+    found = [Segment(kind, 0.9, plane) for kind, plane in zip(kinds, planes, strict=True)]
+    picture = numbered(found, (20, 16), (), classes)
+    folder = png_set(tmp_path, np.asarray(picture))
+    (folder / "classes.txt").write_text("\n".join(map(str, range(classes))))
+    data = read_masks(folder)
+    label = torch.from_numpy(data.read(data.parts["test"][0]))
+    numbers, labels = segments_of(label)
+    assert labels.tolist() == kinds
+    assert all(torch.equal(label == number, plane) for number, plane in zip(numbers, planes, strict=True))
+    void = np.full((16, 20, 3), 255, np.uint8)
+    Image.fromarray(void).save(folder / "test/instances/a.png")
+    assert (data.read(data.parts["test"][0]) == -1).all()
 
 
 BAD = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from veca.tasks.masks.decode import Segment, instances, panoptic, semantic
-from veca.tasks.masks.labels import segments_of
+from veca.tasks.masks.labels import Outline, segments_of
 from veca.tasks.masks.scores import MaskScores
 
 
@@ -49,6 +49,24 @@ def test_what_is_there_scores_one_and_what_is_elsewhere_nothing() -> None:
     assert scored(renamed)["PQ"] < 0.1
     assert scored([(label, []) for label in labels])["PQ"] == 0
     assert scored([(label, []) for label in labels])["mask_mAP"] == 0
+
+
+def test_things_that_overlap_are_compared_whole_and_crowds_do_not_count() -> None:
+    """As COCO does: an answer that is exactly the outline of a partly covered thing is right."""
+    planes = torch.zeros(3, 32, 32, dtype=torch.bool)
+    planes[0, 2:20, 2:20], planes[1, 8:20, 8:20], planes[2, 24:] = True, True, True
+    label = torch.zeros(32, 32, dtype=torch.int32)
+    label[planes[0]], label[planes[1]], label[planes[2]] = 1000, 1001, -1
+    outlines = [Outline(0, plane.numpy(), bool(number == 2)) for number, plane in enumerate(planes)]
+    answers = [Segment(0, 0.9 - number / 10, plane) for number, plane in enumerate(planes)]
+    in_crowd = torch.zeros(32, 32, dtype=torch.bool)
+    in_crowd[26:28, 3:9] = True
+    scores = MaskScores(1, ())
+    scores.add(label, truth_of(label), [Segment(0, 0.95, in_crowd), *answers[:2]], outlines)
+    assert scores.result()["mask_mAP"] == pytest.approx(1.0)
+    flat = MaskScores(1, ())
+    flat.add(label, truth_of(label), answers[:2])
+    assert flat.result()["mask_mAP"] < 0.8  # half of the larger one is hidden
 
 
 def test_a_segment_where_nothing_is_counts_as_wrong_but_not_where_nothing_counts() -> None:

@@ -114,16 +114,20 @@ def test_head_only_leaves_the_backbone_and_continues_to_the_same_weights(
     one, other = (load_head(out / "head").stored() for out in (whole, parted))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert metrics(whole)["PQ"]["mean"] == metrics(parted)["PQ"]["mean"]
+    assert main(["finetune", "masks", *common, "--fine", "3", "--out", str(tmp_path / "all")]) == 2
+    assert "--fine must divide the patch size 8" in capsys.readouterr().err
+    common += ["--fine", "4"]
     all_of_it = [word for word in common if word != "--head-only"]
     assert main(["finetune", "masks", *all_of_it, "--out", str(tmp_path / "all")]) == 0
     assert weights_digest(veca.load(tmp_path / "all/model")) != start
+    assert load_head(tmp_path / "all/head").about["fine"] == 4  # as `veca probe predict` draws them
 
 
 def test_views_and_labels_stay_together(squares: Path) -> None:
     """Wherever a random view shows a square's colour, its label says so."""
     import random
 
-    task = Masks.open(type("Options", (), {"data": squares, "queries": 4, "layers": 1})())
+    task = Masks.open(type("Options", (), {"data": squares, "queries": 4, "layers": 1, "fine": None})())
     draw = random.Random(0)
     for number in range(12):
         pixels, label = task.load(number, 48, draw)
@@ -158,3 +162,23 @@ def test_finer_masks_lie_where_the_grid_has_them(tiny: Path) -> None:
     for one, other in zip(pooled[0], coarse.masks[0], strict=True):
         pair = torch.stack((one.flatten(), other.flatten()))
         assert torch.corrcoef(pair)[0, 1] > 0.95
+
+
+def test_the_head_costs_in_proportion_to_the_area() -> None:
+    """Of operations: each further patch costs the same, on small grids and on large ones."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from veca.tasks.masks.head import MaskHead
+
+    head = MaskHead(48, 3, queries=6, depth=2, width=64)
+
+    def cost(height: int, width: int) -> int:
+        with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):  # whose products are counted
+            head(torch.randn(1, 8, 48), torch.randn(1, height * width, 48), (height, width))
+        return int(counted.get_total_flops())
+
+    small, twice, large = cost(8, 8), cost(8, 16), cost(32, 32)
+    assert twice > small > 0
+    assert (large - twice) * (128 - 64) == (twice - small) * (1024 - 128)
+    assert large / small < 1024 / 64

@@ -62,17 +62,21 @@ def moving(count: int) -> tuple[list[Tensor], list[np.ndarray]]:
     return frames, masks
 
 
-def test_a_planted_square_is_followed_and_shuffled_features_are_not() -> None:
+def test_a_planted_square_is_followed_where_its_features_are_and_nowhere_else() -> None:
     frames, masks = moving(12)
-    follow, lost = Propagation(frames[0], masks[0], [7]), Propagation(frames[0], masks[0], [7])
+    follow, led_away, lost = (Propagation(frames[0], masks[0], [7]) for _ in range(3))
     for frame in frames[1:]:
-        found = follow(frame)
+        found, away = follow(frame), led_away(frame.roll(6, 1))  # a square is 4 wide, so 6 patches away is beside it
         shuffled = lost(frame.flatten(0, 1)[torch.randperm(12 * 24)].view_as(frame))
-    mask = masks[-1]
+
+    def overlap(guess: np.ndarray, mask: np.ndarray) -> float:
+        return float(((guess == 7) & (mask == 7)).sum() / ((guess == 7) | (mask == 7)).sum())
+
     assert set(np.unique(found)) == {0, 7}
-    inside = (found == 7) & (mask == 7)
-    assert inside.sum() / ((found == 7) | (mask == 7)).sum() > 0.9
-    assert ((shuffled == 7) & (mask == 7)).sum() / ((shuffled == 7) | (mask == 7)).sum() < 0.3
+    assert overlap(found, masks[-1]) > 0.9
+    assert overlap(away, np.roll(masks[-1], 6 * 14, 1)) > 0.9
+    assert overlap(away, masks[-1]) < 0.02
+    assert overlap(shuffled, masks[-1]) < 0.05
 
 
 def test_a_patch_does_not_look_beyond_the_radius() -> None:

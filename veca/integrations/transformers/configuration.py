@@ -58,6 +58,7 @@ class VecaConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     max_depth: float = 10.0
     mask_queries: int = 50  # as in `veca probe masks`
     mask_layers: int = 3
+    mask_fine: int | None = None  # pixels from one value of a mask to the next; None: a patch
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     auto_map: dict[str, str] = field(default_factory=lambda: dict(AUTO_MAP))

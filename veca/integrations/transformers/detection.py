@@ -7,6 +7,7 @@ loss = model(pixel_values, labels=[{"class_labels": …, "boxes": …}]).loss
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import VecaBackbone
 from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
+from veca.remote import DETECTOR_MAP, write_code
 from veca.tasks.detect import head as rf_detr
 from veca.weights import load, processor_fits
 
@@ -29,6 +31,7 @@ class VecaDetectorConfig(RfDetrConfig):  # type: ignore[misc]
 
     model_type = "veca_rf_detr"
     backbone_config: Any = None
+    auto_map: dict[str, str] = field(default_factory=lambda: dict(DETECTOR_MAP))
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.backbone_config is None:
@@ -36,6 +39,16 @@ class VecaDetectorConfig(RfDetrConfig):  # type: ignore[misc]
         elif isinstance(self.backbone_config, dict):
             self.backbone_config = VecaConfig(**self.backbone_config)
         super().__post_init__(**kwargs)
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """As in `transformers`, with the file that lets the folder be loaded by `trust_remote_code=True`."""
+        self.auto_map = dict(DETECTOR_MAP)  # a model from the hub names the file there
+        super().save_pretrained(save_directory, **kwargs)
+        write_code(save_directory)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: it would make `save_pretrained` copy the package's files into each folder."""
 
 
 class VecaForObjectDetection(RfDetrForObjectDetection):  # type: ignore[misc]
@@ -52,6 +65,10 @@ class VecaForObjectDetection(RfDetrForObjectDetection):  # type: ignore[misc]
         projector = self.model.backbone.projector
         self.model.backbone = rf_detr.Encoder(VecaBackbone(backbone), projector, config.num_queries)
         self.post_init()
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModelForObjectDetection") -> None:
+        """Nothing, as for its config."""
 
     @property
     def backbone(self) -> VecaBackbone:

@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import VecaPreTrainedModel
+from veca.scan import scanned
 from veca.tasks.base.heads import ModuleHead
 from veca.tasks.masks.head import MaskHead
 from veca.tasks.masks.loss import lattice_of, loss_to, target_from
@@ -47,12 +48,14 @@ class VecaForUniversalSegmentation(VecaPreTrainedModel):
         """What the model's config takes from a saved head, beside its budget."""
         names = [*head.about["classes"], "nothing"]
         labels = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
-        return {**labels, "mask_queries": head.about["queries"], "mask_layers": head.about["layers"]}
+        shape = {f"mask_{name}": head.about[name] for name in ("queries", "layers")}
+        return {**labels, **shape, "mask_fine": head.about.get("fine")}
 
     @classmethod
     def images_of(cls, head: ModuleHead) -> dict[str, Any]:
-        """The whole photo, squeezed into the square that the head was trained on."""
-        return {"size": {"height": head.about["size"], "width": head.about["size"]}}
+        """The whole photo, squeezed into the square that the head was trained on; and which classes are stuff."""
+        side = head.about["size"]
+        return {"size": {"height": side, "width": side}, "label_ids_to_fuse": head.about["stuff"]}
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -65,7 +68,11 @@ class VecaForUniversalSegmentation(VecaPreTrainedModel):
         output_attentions: bool | None = None,
     ) -> UniversalSegmentationOutput:
         seen = self.see(pixel_values, cores, output_hidden_states, output_attentions)
-        outputs = self.head(seen.tokens[:, : seen.cores], seen.patches, seen.grid)
+        finer = None
+        if self.config.mask_fine is not None and not self.training:
+            found = scanned(self.veca, pixel_values, seen.cores, stride=self.config.mask_fine)
+            finer = found.patches.to(seen.tokens.dtype).clone(), found.grid
+        outputs = self.head(seen.tokens[:, : seen.cores], seen.patches, seen.grid, finer)
         loss = None
         if mask_labels is not None and class_labels is not None:
             pairs = zip(mask_labels, class_labels, strict=True)

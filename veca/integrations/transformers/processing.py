@@ -46,6 +46,7 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         image_mean: Sequence[float] = MEAN,
         image_std: Sequence[float] = STD,
         patch_size: int = 16,
+        label_ids_to_fuse: Sequence[int] = (),
         **kwargs: Any,
     ) -> None:
         for stored in ("image_processor_type", "auto_map"):
@@ -58,6 +59,7 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         self.do_normalize = do_normalize
         self.image_mean, self.image_std = list(image_mean), list(image_std)
         self.patch_size = patch_size
+        self.label_ids_to_fuse = list(label_ids_to_fuse)  # stuff, where a call does not name it
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "auto_map": PROCESSOR_MAP}
@@ -154,7 +156,7 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
         threshold: float = 0.5,  # least score
         mask_threshold: float = 0.5,
         overlap_mask_area_threshold: float = 0.5,  # least share of its own mask that a segment must keep
-        label_ids_to_fuse: Collection[int] | None = None,  # stuff: one segment a class
+        label_ids_to_fuse: Collection[int] | None = None,  # stuff: one segment a class; None: the processor's own
         target_sizes: Sequence[tuple[int, int]] | None = None,
     ) -> list[dict[str, Any]]:
         """`segmentation` (H×W, 0 where nothing is) and `segments_info` for each image.
@@ -173,7 +175,8 @@ class VecaImageProcessor(BaseImageProcessor):  # type: ignore[misc]
                 }
                 for one in maps
             ]
-        stuff, covered = label_ids_to_fuse or (), overlap_mask_area_threshold
+        stuff = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
+        covered = overlap_mask_area_threshold
         return [
             told(panoptic(classes, masks, size, stuff, threshold, mask_threshold, covered), size, 1)
             for classes, masks, size in queried(outputs, target_sizes)

@@ -10,21 +10,27 @@ from PIL import Image, ImageFilter
 
 from veca.tasks.base.pairs import Array
 from veca.tasks.masks.decode import Segment
-from veca.tasks.masks.labels import EACH
+from veca.tasks.masks.labels import EACH, VOID
 from veca.tasks.segment import with_legend
 
 OPACITY = 0.55
 
 
-def numbered(segments: Sequence[Segment], size: tuple[int, int], stuff: Collection[int]) -> Image.Image:
-    """A 16-bit picture with the numbers that `labels.py` reads; size is (width, height)."""
-    values: Array = np.zeros(size[::-1], np.uint16)
+def numbered(segments: Sequence[Segment], size: tuple[int, int], stuff: Collection[int], classes: int) -> Image.Image:
+    """A picture with the numbers that `labels.py` reads; size is (width, height).
+
+    16 bits hold 64 classes; where there are more it has three channels, as COCO's panoptic PNGs do.
+    """
+    values: Array = np.zeros(size[::-1], np.int32)
     counts: dict[int, int] = {}
     for segment in segments:
         counts[segment.label] = number = counts.get(segment.label, -1) + 1
         kind = segment.label + 1
-        values[segment.mask.numpy()] = min(kind if segment.label in stuff else kind * EACH + number, 65534)
-    return Image.fromarray(values)
+        each = kind * EACH + min(number, EACH - 1)
+        values[segment.mask.numpy()] = kind if segment.label in stuff else each
+    if (classes + 1) * EACH <= VOID:
+        return Image.fromarray(values.astype(np.uint16))
+    return Image.fromarray((values[..., None] >> np.array([0, 8, 16]) & 255).astype(np.uint8))
 
 
 def bright(number: int) -> tuple[int, ...]:

@@ -2,15 +2,15 @@
 
 In memory, as in Cityscapes' instance files: class·1000 + number for the pixels of a thing, class alone for stuff that
 has no instances (sky, grass), classes from 1; 0 where nothing is, −1 where it does not count. An instance PNG holds the
-same numbers, with its largest value (255 of 8 bits, 65535 of 16) for −1; where there is one class only, small numbers
-are its instances.
+same numbers, with its largest value (255 of 8 bits, 65535 of 16, white of three channels) for −1; where there is one
+class only, small numbers are its instances. Three channels are one number, red + 256·green + 65536·blue.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from veca.errors import InputError
 from veca.files import read_text
+from veca.images import stored_values
 from veca.tasks.base.coco import Picture, find_json, read_coco
-from veca.tasks.base.pairs import Array, check_pairs, find_pairs, read_values
+from veca.tasks.base.pairs import Array, check_pairs, find_pairs
 
 EACH = 1000  # instances a class can have in a photo
+VOID = 65535  # of 16 bits: what does not count
 SMALL = 4  # pixels; what is smaller is noise of an annotation
 
 
@@ -45,11 +47,26 @@ class Example:
         return self.label if isinstance(self.label, Path) else self.path
 
 
+class Outline(NamedTuple):
+    """A thing of COCO's with all of its mask, also what another covers."""
+
+    label: int  # class, from 0
+    mask: Array  # H×W bool
+    crowd: bool
+
+
 @dataclass(frozen=True)
 class MaskData:
     classes: tuple[str, ...]
     stuff: tuple[int, ...]  # the classes without instances, from 0
     parts: dict[str, tuple[Example, ...]]
+
+    def outlines(self, example: Example) -> list[Outline] | None:
+        """The things of COCO's JSON as they are there, one over the other; None where the label is a PNG."""
+        if isinstance(example.label, Path):
+            return None
+        picture = example.label
+        return [Outline(one.label, mask_of(one.segmentation, picture), one.crowd) for one in picture.things]
 
     def read(self, example: Example) -> Array:  # H×W int32
         if isinstance(example.label, Picture):
@@ -101,8 +118,14 @@ def png_masks(folder: Path) -> MaskData:
 
 
 def read_png(path: Path, one_class: bool) -> Array:
-    stored = read_values(path)
-    void = np.iinfo(stored.dtype).max if stored.dtype in (np.uint8, np.uint16) else 65535
+    stored = stored_values(path)
+    if stored.ndim == 3 and stored.shape[-1] == 3:
+        stored = stored @ np.array([1, 1 << 8, 1 << 16], np.int32)
+        void = (1 << 24) - 1
+    elif stored.ndim == 2:
+        void = np.iinfo(stored.dtype).max if stored.dtype in (np.uint8, np.uint16) else VOID
+    else:
+        raise InputError(f"{path}: a label has one channel, or three that are one number; this has {stored.shape[-1]}")
     label = stored.astype(np.int32)
     if one_class:
         label = np.where((label > 0) & (label < EACH), label + EACH, label)

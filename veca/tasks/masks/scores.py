@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 from torchmetrics.detection import PanopticQuality
 
+from veca.tasks.base.pairs import Array
 from veca.tasks.masks.decode import Segment
-from veca.tasks.masks.labels import EACH, segments_of
+from veca.tasks.masks.labels import EACH, Outline, segments_of
 
 
 class MaskScores:
@@ -28,10 +30,18 @@ class MaskScores:
         self.guesses: list[dict[str, Any]] = []
         self.sizes: list[tuple[int, int]] = []
 
-    def add(self, label: Tensor, segments: list[Segment], instances: list[Segment]) -> None:
-        """A picture's label (H×W, labels.py) and what was found there."""
-        from pycocotools import mask as rle
+    def add(
+        self,
+        label: Tensor,  # H×W, as labels.py says
+        segments: list[Segment],
+        instances: list[Segment],
+        outlines: Sequence[Outline] | None = None,
+    ) -> None:
+        """A picture's label and what was found there.
 
+        Of a label every pixel belongs to one thing. COCO's overlap, so where `outlines` are known mask mAP compares
+        with those, and with its own rule for crowds.
+        """
         numbers, kinds = segments_of(label)
         counted = label != -1
         truth = torch.full((*label.shape, 2), self.classes, dtype=torch.long)
@@ -47,20 +57,24 @@ class MaskScores:
 
         image = len(self.sizes)
         self.sizes.append((label.shape[0], label.shape[1]))
-        for number, kind in zip(numbers.tolist(), kinds.tolist(), strict=True):
-            if number >= EACH:
-                coded = rle.encode(np.asfortranarray((label == number).numpy().astype(np.uint8)))
-                self.truth.append(
-                    {"id": len(self.truth) + 1, "image_id": image, "category_id": kind, "iscrowd": 0,
-                     "segmentation": coded, "area": float(rle.area(coded)), "bbox": rle.toBbox(coded).tolist()}
-                )  # fmt: skip
+        if outlines is None:
+            pairs = [pair for pair in zip(numbers.tolist(), kinds.tolist(), strict=True) if pair[0] >= EACH]
+            there = [Outline(kind, (label == number).numpy(), False) for number, kind in pairs]
+        else:
+            there, counted = list(outlines), torch.ones_like(counted)
+        for thing in there:
+            coded = encoded(thing.mask)
+            self.truth.append(
+                {"id": len(self.truth) + 1, "image_id": image, "category_id": thing.label, "iscrowd": int(thing.crowd),
+                 "segmentation": coded, "area": float(thing.mask.sum())}
+            )  # fmt: skip
         for segment in instances:
             plane = segment.mask & counted
             if segment.label in self.things and plane.any():
-                coded = rle.encode(np.asfortranarray(plane.numpy().astype(np.uint8)))
                 self.guesses.append(
-                    {"image_id": image, "category_id": segment.label, "segmentation": coded, "score": segment.score}
-                )
+                    {"image_id": image, "category_id": segment.label, "segmentation": encoded(plane.numpy()),
+                     "score": segment.score}
+                )  # fmt: skip
 
     def result(self) -> dict[str, Any]:
         """PQ with its parts, mask mAP, and the PQ of each class (None where it neither is nor was found)."""
@@ -98,3 +112,10 @@ class MaskScores:
             judge.accumulate()
             judge.summarize()
         return {"mask_mAP": float(judge.stats[0]), "mask_mAP50": float(judge.stats[1])}
+
+
+def encoded(plane: Array) -> Any:  # H×W bool
+    """As pycocotools wants a mask."""
+    from pycocotools import mask as rle
+
+    return rle.encode(np.asfortranarray(plane.astype(np.uint8)))

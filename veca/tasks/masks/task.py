@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from veca.backbones import Backbone
+from veca.backbones import Backbone, load_backbone
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.extract.extractor import Extractor
@@ -47,6 +47,9 @@ class MaskOptions:
     """learned queries: the most segments that can be found in a photo"""
     layers: int = 3
     """further core-periphery blocks in which queries and cores read the patches"""
+    fine: int | None = None
+    """draw a VECA's masks (a probe also scores them) with this many pixels from one value to the next, a divisor of its
+    patch size: the same head on finer patches, which look along the same cores"""
 
 
 @dataclass
@@ -69,9 +72,6 @@ class MasksProbe(MaskOptions, ProbeOptions):
     """heads trained from different seeds; the table shows mean ± deviation"""
     steps: int = 2000
     """optimiser steps, 8 photos each"""
-    fine: int | None = None
-    """score a VECA's masks also with this many pixels from one value to the next, a divisor of its patch size: the same
-    head on finer patches, which look along the same cores"""
 
 
 @dataclass(kw_only=True)
@@ -108,7 +108,9 @@ class Masks(Task):
         for name, most in (("queries", 4096), ("layers", 64)):
             if not 1 <= getattr(options, name) <= most:
                 raise InputError(f"--{name} lies between 1 and {most}, not {getattr(options, name)}")
-        return cls(read_masks(options.data), options.queries, options.layers, getattr(options, "fine", None))
+        if options.fine is not None:
+            check_fine(options.fine, [options.model] if isinstance(options.model, str) else options.model)
+        return cls(read_masks(options.data), options.queries, options.layers, options.fine)
 
     def files(self, part: str) -> Iterator[Path]:
         return (path for example in self.parts[part] for path in {example.path, example.file})
@@ -189,7 +191,8 @@ class Masks(Task):
             size = (label.shape[0], label.shape[1])
             found = last(head, seen(number), finer and finer(number))
             segments = panoptic(found.classes[0], found.masks[0], size, self.data.stuff)
-            scores.add(label, segments, instances(found.classes[0], found.masks[0], size))
+            surest = instances(found.classes[0], found.masks[0], size)
+            scores.add(label, segments, surest, self.data.outlines(example))
         return scores.result()
 
     # A probe: on the cached features of each photo and of its mirror image.
@@ -257,7 +260,8 @@ class Masks(Task):
         image, found = open_image(path), last(module, seen, finer)
         segments = panoptic(found.classes[0], found.masks[0], (image.height, image.width), about["stuff"])
         segments.sort(key=lambda segment: -segment.score)
-        save_picture(numbered(segments, image.size, about["stuff"]), target.with_name(target.name + ".instances.png"))
+        numbers = numbered(segments, image.size, about["stuff"], len(about["classes"]))
+        save_picture(numbers, target.with_name(target.name + ".instances.png"))
         save_picture(overlay(image, segments, about["classes"]), target.with_name(target.name + ".overlay.png"))
         return {
             "instances": target.name + ".instances.png",
@@ -271,6 +275,13 @@ class Masks(Task):
                 for segment in segments
             ],
         }
+
+
+def check_fine(fine: int, models: Sequence[str]) -> None:
+    for source in models:
+        backbone = load_backbone(source)
+        if backbone.bank and (fine < 1 or backbone.patch_size % fine):
+            raise InputError(f"--fine must divide the patch size {backbone.patch_size} of {source}, not {fine}")
 
 
 def square_grid(patches: Tensor) -> tuple[int, int]:
