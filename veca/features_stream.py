@@ -138,7 +138,7 @@ def stream_each(model: Veca, settings: StreamSettings, ranks: Ranks) -> int:
             put_row(path, settings, {"error": str(error)})
         except OSError as error:  # disk full, no permission
             raise InputError(f"cannot write {error.filename or settings.out}: {error.strerror or error}") from error
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not no_memory(error):
                 raise
             raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error

@@ -194,7 +194,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings, ranks:
                 report=report,
                 group=ranks.group,
             )
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not no_memory(error):
                 raise
             raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error

@@ -156,6 +156,40 @@ def test_similar_places_are_found(window: list[str], model: list[str], tmp_path:
     assert 44 < latitude < 46
 
 
+def test_similar_needs_no_more_than_an_image_and_a_place(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = photo(320, 480, 4, np.uint16, 3000) + 1
+    path = cog(tmp_path / "scene.tif", values)
+    monkeypatch.chdir(tmp_path)
+    view = ["--bands", "4,3,2", "--stretch", "2,98", "--scale", "0.5"]
+    assert run(["similar", str(path), "--at", "100,200", *view, *model]) == 0
+    assert "scene.tif.similar: 20 places" in capsys.readouterr().out
+    out = tmp_path / "scene.tif.similar"
+    with open_source(path, bands="4,3,2", stretch="2,98", scale=0.5) as picture:
+        dense = small().stream(picture, cores=8).patches[0].unflatten(0, (10, 15))
+    expected = torch.cosine_similarity(dense, dense[6, 3], dim=-1).numpy()  # y 100 and x 50, of patches of 16
+    with rasterio.open(out / "heat.tif") as heat:
+        np.testing.assert_allclose(heat.read(1), expected, atol=1e-4)
+    about = json.loads((out / "about.json").read_text())
+    assert (about["at"], about["patch"], about["cores"]) == ("100,200", [96, 192, 32, 32], 8)
+    assert (about["image"], about["model"]) == (str(path), str(tmp_path / "model"))
+    assert (about["picture"]["bands"], about["picture"]["stretch"]) == ([4, 3, 2], [2, 98])
+    assert len(about["picture"]["limits"]) == 3
+
+
+def test_an_image_too_large_for_the_memory_is_one_line(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = 2**23
+    zarr.create_array(str(tmp_path / "huge.zarr"), shape=(side, side, 3), chunks=(256, 256, 3), dtype="uint8")
+    out = ["--out", str(tmp_path / "out"), *model]
+    assert run(["similar", str(tmp_path / "huge.zarr"), "--at", "5,5", *out]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert not any("Traceback" in line for line in said)
+    assert said[-1].endswith("its tokens do not fit in memory; use --window, or a coarser --level or --scale")
+
+
 def test_similar_places_of_a_folder_of_scans(model: list[str], tmp_path: Path) -> None:
     values, places = marked()
     for name, part in (("one.png", values), ("two.png", values[::-1, ::-1].copy()), ("query.png", values)):
