@@ -22,7 +22,7 @@ from veca.files import lock_folder, refuse_file, remove_partials, whole_file
 from veca.large.channels import numbers
 from veca.large.options import ViewOptions, check_inputs, file_stamp, in_folders
 from veca.large.picture import Picture, Strips
-from veca.large.sinks import GeoTiffSink, NoRoom, NpySink, Sink, ZarrSink, check_room
+from veca.large.sinks import GeoTiffSink, NoRoom, NpySink, Sink, ZarrSink, check_room, folder_above
 from veca.large.where import mask_of
 from veca.model import Veca
 from veca.parallel import launched
@@ -194,19 +194,28 @@ def sink_for(path: Path, picture: Picture, patch: int, settings: StreamSettings)
     return NpySink(file) if settings.format == "npy" else ZarrSink(file, picture, patch, settings.format != "zarr")
 
 
+def check_disk(sink: Sink, model: Veca, grid: tuple[int, int], patches: int, settings: StreamSettings) -> None:
+    """Room for the features, and for the tokens where they go to the same disk: known before the first layer."""
+    dtype = np.dtype(settings.tokens)
+    size = sink.size(grid, model.config.feature_width, dtype)
+    if settings.spill is not None and settings.window is None:
+        disks = {folder_above(place).stat().st_dev for place in (settings.spill, sink.path)}
+        size += patches * model.config.width * dtype.itemsize if len(disks) == 1 else 0
+    check_room(sink.path, size)
+
+
 def stream_one(
     model: Veca, path: Path, picture: Picture, made: dict[str, Any], settings: StreamSettings, ranks: Ranks
 ) -> None:
     began = time.monotonic()
     strips = Strips(picture, model.patch_size)
     grid = strips.height // model.patch_size, strips.width // model.patch_size
-    bytes_each = 2 if settings.tokens == "float16" else 4
-    check_room(settings.dense(path), grid[0] * grid[1] * model.config.feature_width * bytes_each)
     if ranks.first:
         print(picture.describe(), file=sys.stderr)
     sink = sink_for(path, picture, model.patch_size, settings)
     found: dict[str, Any] = {"grid": np.array(grid)}
     inside = None if settings.where is None else mask_of(settings.where, grid, strips)
+    check_disk(sink, model, grid, grid[0] * grid[1] if inside is None else int(inside.sum()), settings)
     with reporting(path.name, ranks.first) as report:
         if settings.window is not None:
             pixels = window_pixels(settings.window, picture)
