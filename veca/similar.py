@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--top is at least 1, not {settings.top}")
     if settings.among is not None and settings.window is not None:
         raise InputError("scans were made of whole images: search them without --window")
-    scans = [] if settings.among is None else sorted(settings.among.glob("*.scan"))
+    scans = [] if settings.among is None else sorted(settings.among.rglob("*.scan"))
     if settings.among is not None and not scans:
         raise InputError(f"{settings.among}: no scans there; `veca scan` makes them")
     place = numbers(settings.at, 2, "--at")
@@ -205,11 +205,17 @@ def among(model: Veca, scans: list[Path], wanted: Array, settings: SimilarSettin
             picture = scan.strips.picture
             assert isinstance(picture, Picture)
             with picture:
-                one = Searched(Path(image).name, picture, look_for(scan, wanted))
+                one = Searched(name_of(file, settings), picture, look_for(scan, wanted))
                 found.append(shown(one, model.patch_size, settings, None))
         except InputError as error:
             failed.append(str(error) if str(file) in str(error) else f"{file}: {error}")
     return found, failed
+
+
+def name_of(scan: Path, settings: SimilarSettings) -> str:
+    """Of a scan in a folder, as `veca scan` named it: images in two folders below may have one name."""
+    assert settings.among is not None
+    return scan.relative_to(settings.among).as_posix().removesuffix(".scan")
 
 
 def shown(one: Searched, patch: int, settings: SimilarSettings, spot: tuple[int, int] | None) -> Found:

@@ -126,7 +126,7 @@ def test_room_is_asked_for_what_is_written(tmp_path: Path) -> None:
 
         def check(patches: int = patches, **options: object) -> None:
             settings = StreamSettings(paths=(), out=tmp_path, **options)  # type: ignore[arg-type]
-            check_disk(sink_for(Path("a.tif"), picture, 16, settings), small(), grid, patches, settings)
+            check_disk(sink_for(tmp_path / "a.tif", picture, 16, settings), small(), grid, patches, settings)
 
         for refused in ({}, {"format": "tif"}, {"format": "zarr", "spill": tmp_path}):
             with pytest.raises(NoRoom, match="the disk has"):
