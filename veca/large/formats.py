@@ -73,7 +73,7 @@ def open_file(path: Path) -> Source:
     if path.is_dir():
         raise InputError(f"{path}: is a folder, not an image")
     if path.name.lower().endswith(HDF5):
-        raise InputError(f"{path}: HDF5 is read as Zarr: copy the array in it once, with h5py and zarr.create_array")
+        raise InputError(f"{path}: HDF5 is read as Zarr: copy the array in it once, with h5py and zarr.from_array")
     return open_photo(path)
 
 
