@@ -73,7 +73,7 @@ def measured(small: Picture) -> Array:
     step = max(1, width // small.size[0], height // small.size[1])
     bands = [source.bands - 1] if source.opacity else small.channels.bands
     nothing = 0.0 if source.opacity else source.nodata
-    rows = []
+    rows: list[Array] = []
     for top in range(0, height, step):
         if source.masked:
             with source.lock:
@@ -82,7 +82,7 @@ def measured(small: Picture) -> Array:
         assert nothing is not None
         with source.lock:
             values = source.read(0, top, width, 1, small.level, bands)[0, ::step]
-        rows.append((~np.isnan(values) if np.isnan(nothing) else values != nothing).any(-1))
+        rows.append(np.asarray((~np.isnan(values) if np.isnan(nothing) else values != nothing).any(-1)))
     return np.stack(rows)
 
 
