@@ -125,8 +125,14 @@ def rank_rows(out: Path) -> Rows:
 
 
 def own_rows(name: str) -> Callable[[Path], Rows]:
-    """Of a tool that writes its rows as they are."""
-    return lambda out: read_csv(out / name)
+    """Of a tool that writes its rows as they are, as CSV or JSON."""
+
+    def rows(out: Path) -> Rows:
+        file = out / name
+        found: Rows = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else read_csv(file)
+        return found
+
+    return rows
 
 
 def bench(name: str, flags: str, minutes: float, quick: str) -> Step:
@@ -180,6 +186,22 @@ STEPS = (
     ),
     bench("stream", "--sizes 2048 --cores 64 --rounds 5 --against stream products", 2, TINY),
     Step("huge", "python tools/huge_image.py --out {out}", 7, ("huge.json",), "--side 1024 --part 512", huge_rows),
+    Step(
+        "blank",
+        "python tools/blank_slide.py --model {model} --out {out}",
+        15,
+        ("blank.json",),
+        "--side 1024",
+        own_rows("blank.json"),
+    ),
+    Step(
+        "windows",
+        "python tools/windows_measured.py {shared}/data/voc-seg/val --model {model} --out {out}",
+        10,
+        ("windows.json",),
+        "--mosaics 1 --cell 112",
+        own_rows("windows.json"),
+    ),
     bench(
         "training",
         "--paths training --sizes 512 1024 1536 --cores 64 --against dinov3 --rounds 1 --seconds 10",

@@ -1,10 +1,10 @@
 """Whether windows help to find similar things in a picture much larger than the model was trained on, and whether the
 whole picture's cores, joined to each window's own, help further (docs/huge.md).
 
-    python tools/windows_measured.py ../shared/data/voc-seg/val --mosaics 6
+    python tools/windows_measured.py ../shared/data/voc-seg/val --mosaics 6 --out DIR
 
 Nine photographs of three kinds of object make one picture of 1344². For patches of an object: how many of the 20 most
-similar patches in other photographs show the same kind?
+similar patches in other photographs show the same kind? DIR gets windows.json.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 import veca
 from veca import table
 from veca.block import CoreSide
+from veca.files import write_json
 from veca.images import to_tensor
 from veca.large.picture import Strips
 from veca.scan import Scan
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--mosaics", type=int, default=6)
     parser.add_argument("--cell", type=int, default=448)
     parser.add_argument("--model", default="veca-s14")
+    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     model = veca.load(given.model)
     found: dict[str, list[tuple[float, float]]] = {}
@@ -131,9 +133,12 @@ def main() -> None:
                 judge(np.asarray(features, dtype=np.float32), labels, model.patch_size, given.cell)
             )
         print(" ".join(f"{scores[-1][0]:.3f}" for scores in found.values()), flush=True)
+    rows = []
     for name, scores in found.items():
-        precision, mean = np.mean(scores, axis=0)
+        precision, mean = (round(float(value), 4) for value in np.mean(scores, axis=0))
+        rows.append({"model": Path(given.model).name, "way": name, "precision_20": precision, "mean_cosine": mean})
         print(f"| {name} | {precision:.3f} | {mean:.2f} |")
+    write_json(given.out / "windows.json", rows)
 
 
 if __name__ == "__main__":

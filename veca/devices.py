@@ -51,9 +51,9 @@ def fast_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def no_memory(error: RuntimeError) -> bool:
-    """Whether a computation failed because it did not fit in the device's memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+def no_memory(error: BaseException) -> bool:
+    """Whether a computation failed because it did not fit in memory, the device's or numpy's."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
 
 
 def in_memory(module: nn.Module, name: str) -> Tensor:

@@ -20,9 +20,9 @@ from veca.errors import InputError
 from veca.extract.folder import read_rows, write_rows
 from veca.files import lock_folder, refuse_file, remove_partials, whole_file
 from veca.large.channels import numbers
-from veca.large.options import ViewOptions, check_inputs, file_stamp, in_folders
+from veca.large.options import Input, ViewOptions, check_inputs, file_stamp, in_folders
 from veca.large.picture import Picture, Strips
-from veca.large.sinks import GeoTiffSink, NoRoom, NpySink, Sink, ZarrSink, check_room
+from veca.large.sinks import GeoTiffSink, NoRoom, NpySink, Sink, ZarrSink, check_room, folder_above
 from veca.large.where import mask_of
 from veca.model import Veca
 from veca.parallel import launched
@@ -38,9 +38,10 @@ class StreamSettings(ViewOptions):
 
     For big.tif, DIR gets big.tif.npy, one feature a patch (h×w×D), and big.tif.npz with `cls` (D), `cores` (C×D),
     `coords` (C×2), `grid` and what was read, as JSON (`about`). Slides, scenes, TIFF, Zarr and .npy are read part by
-    part; other formats are decoded whole; folders are searched for all of them. Memory is one buffer of tokens, 2.1 GB
-    for 16384×16384 pixels with veca-s14, and about half a gigabyte besides. DIR/index.jsonl gets a row an image, as of
-    `veca features`. Run again with the same DIR, it continues: images that are done are left alone.
+    part; other formats are decoded whole; folders are searched for all of them, and what is in folders below keeps its
+    path. Memory is one buffer of tokens, 2.1 GB for 16384×16384 pixels with veca-s14, and about half a gigabyte
+    besides. DIR/index.jsonl gets a row an image, as of `veca features`. Run again with the same DIR, it continues:
+    images that are done are left alone.
 
     Exit status: 0 all images done, 1 some could not be read (they are listed at the end), 2 a wrong argument.
 
@@ -80,65 +81,69 @@ class StreamSettings(ViewOptions):
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
 
-    def dense(self, path: Path) -> Path:
-        return self.out / f"{path.name}.{self.format.partition('-')[0]}"
+    def dense(self, one: Input) -> Path:
+        return self.out / f"{one.name}.{self.format.partition('-')[0]}"
+
+    def rest(self, one: Input) -> Path:
+        return self.out / f"{one.name}.npz"
 
 
 def main(arguments: list[str]) -> int:
     settings = parse(
         StreamSettings, [argument for argument in arguments if argument != "--stream"], "veca features --stream"
     )
-    settings.paths = in_folders(settings.paths)
-    check_inputs(settings.paths, settings.where, "stream")
+    images = in_folders(settings.paths)
+    check_inputs([one.path for one in images], settings.where, "stream")
     refuse_file(settings.out)
     if settings.channels is not None and settings.format != "tif":
         raise InputError("--channels chooses what a GeoTIFF holds: give --format tif too")
     with launched(settings.device) as ranks:
         if ranks.count > 1 and (settings.format != "npy" or settings.window is not None):
             raise InputError("several ranks share one whole image and one .npy file: neither --format nor --window")
-        return stream_all(settings, ranks)
+        return stream_all(images, settings, ranks)
 
 
-def stream_all(settings: StreamSettings, ranks: Ranks) -> int:
+def stream_all(images: list[Input], settings: StreamSettings, ranks: Ranks) -> int:
     dtype = pick_dtype(settings.dtype, ranks.device)
     model = load(settings.model, cores=settings.cores, device=ranks.device, dtype=dtype)
     with ExitStack() as held:
-        ranks.from_first(lambda: take_folder(settings.out, held))
-        return stream_each(model, settings, ranks)
+        ranks.from_first(lambda: take_folder(settings.out, {settings.dense(one).parent for one in images}, held))
+        return stream_each(model, images, settings, ranks)
 
 
-def take_folder(out: Path, held: ExitStack) -> None:
+def take_folder(out: Path, inside: set[Path], held: ExitStack) -> None:
     """For this run alone; without what others left when they were killed."""
     try:
         held.enter_context(lock_folder(out))
     except OSError as error:
         raise InputError(f"cannot write {error.filename or out}: {error.strerror or error}") from error
-    remove_partials(out)
+    for folder in inside:
+        remove_partials(folder)
     read_rows(out / "index.jsonl")  # one that is damaged is known now
 
 
-def stream_each(model: Veca, settings: StreamSettings, ranks: Ranks) -> int:
+def stream_each(model: Veca, images: list[Input], settings: StreamSettings, ranks: Ranks) -> int:
     digest = weights_digest(model)
     failed: list[str] = []
-    for path in settings.paths:
-        made = asked(path, digest, settings)
-        if ranks.from_first(lambda path=path, made=made: is_done(path, made, settings)):  # type: ignore[misc]
-            ranks.say(f"{settings.dense(path)}: was there before")
+    for one in images:
+        path, made = one.path, asked(one.path, digest, settings)
+        if ranks.from_first(lambda one=one, made=made: is_done(one, made, settings)):  # type: ignore[misc]
+            ranks.say(f"{settings.dense(one)}: was there before")
             continue
-        check_place(path, settings)
+        check_place(one, settings)
         try:
             with settings.open(path) as picture:
-                stream_one(model, path, picture, made, settings, ranks)
+                stream_one(model, one, picture, made, settings, ranks)
         except NoRoom:
             raise
         except InputError as error:
-            if len(settings.paths) == 1 or ranks.count > 1:  # the others may be waiting in the middle of this image
+            if len(images) == 1 or ranks.count > 1:  # the others may be waiting in the middle of this image
                 raise
             failed.append(str(error) if str(path) in str(error) else f"{path}: {error}")
-            put_row(path, settings, {"error": str(error)})
+            put_row(one, settings, {"error": str(error)})
         except OSError as error:  # disk full, no permission
             raise InputError(f"cannot write {error.filename or settings.out}: {error.strerror or error}") from error
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not no_memory(error):
                 raise
             raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error
@@ -157,35 +162,39 @@ def asked(path: Path, digest: str, settings: StreamSettings) -> dict[str, Any]:
     }
 
 
-def is_done(path: Path, made: dict[str, Any], settings: StreamSettings) -> bool:
-    if not settings.dense(path).exists():
+def is_done(one: Input, made: dict[str, Any], settings: StreamSettings) -> bool:
+    if not settings.dense(one).exists():
         return False
     try:
-        with np.load(settings.out / f"{path.name}.npz") as stored:
+        with np.load(settings.rest(one)) as stored:
             return bool(json.loads(str(stored["about"]))["made"] == made)
     except Exception:  # damaged, or of an older version
         return False
 
 
-def put_row(path: Path, settings: StreamSettings, row: dict[str, Any]) -> None:
+def put_row(one: Input, settings: StreamSettings, row: dict[str, Any]) -> None:
     """Into the index that `veca features` has too; what an earlier run said of the same file goes."""
-    index, image = settings.out / "index.jsonl", os.path.abspath(path)  # noqa: PTH100  (a link keeps its own name)
-    told = (None, settings.dense(path).name)
+    index, image = settings.out / "index.jsonl", os.path.abspath(one.path)  # noqa: PTH100  (a link keeps its own name)
+    told = (None, output_of(one, settings))
     others = [old for old in read_rows(index) if "streamed" not in old or old["path"] != image or
               old.get("output") not in told]  # fmt: skip
     write_rows(index, [*others, {"path": image, **row, "streamed": True}])
 
 
-def check_place(path: Path, settings: StreamSettings) -> None:
+def output_of(one: Input, settings: StreamSettings) -> str:
+    """As the index names it."""
+    return settings.dense(one).relative_to(settings.out).as_posix()
+
+
+def check_place(one: Input, settings: StreamSettings) -> None:
     """What will be written has a place: known now, not after the last layer."""
-    settings.out.mkdir(parents=True, exist_ok=True)
-    for file in (settings.dense(path), settings.out / f"{path.name}.npz"):
+    settings.dense(one).parent.mkdir(parents=True, exist_ok=True)
+    for file in (settings.dense(one), settings.rest(one)):
         if file.is_dir() and file.suffix != ".zarr":
             raise InputError(f"{file} is a folder, not a file; use another --out")
 
 
-def sink_for(path: Path, picture: Picture, patch: int, settings: StreamSettings) -> Sink:
-    file = settings.dense(path)
+def sink_for(file: Path, picture: Picture, patch: int, settings: StreamSettings) -> Sink:
     if settings.format == "tif":
         chosen = None if settings.channels is None else numbers(settings.channels, "--channels", tuple(range(1, 100)))
         if picture.crs is None:
@@ -194,20 +203,29 @@ def sink_for(path: Path, picture: Picture, patch: int, settings: StreamSettings)
     return NpySink(file) if settings.format == "npy" else ZarrSink(file, picture, patch, settings.format != "zarr")
 
 
+def check_disk(sink: Sink, model: Veca, grid: tuple[int, int], patches: int, settings: StreamSettings) -> None:
+    """Room for the features, and for the tokens where they go to the same disk: known before the first layer."""
+    dtype = np.dtype(settings.tokens)
+    size = sink.size(grid, model.config.feature_width, dtype)
+    if settings.spill is not None and settings.window is None:
+        disks = {folder_above(place).stat().st_dev for place in (settings.spill, sink.path)}
+        size += patches * model.config.width * dtype.itemsize if len(disks) == 1 else 0
+    check_room(sink.path, size)
+
+
 def stream_one(
-    model: Veca, path: Path, picture: Picture, made: dict[str, Any], settings: StreamSettings, ranks: Ranks
+    model: Veca, one: Input, picture: Picture, made: dict[str, Any], settings: StreamSettings, ranks: Ranks
 ) -> None:
     began = time.monotonic()
     strips = Strips(picture, model.patch_size)
     grid = strips.height // model.patch_size, strips.width // model.patch_size
-    bytes_each = 2 if settings.tokens == "float16" else 4
-    check_room(settings.dense(path), grid[0] * grid[1] * model.config.feature_width * bytes_each)
     if ranks.first:
         print(picture.describe(), file=sys.stderr)
-    sink = sink_for(path, picture, model.patch_size, settings)
+    sink = sink_for(settings.dense(one), picture, model.patch_size, settings)
     found: dict[str, Any] = {"grid": np.array(grid)}
     inside = None if settings.where is None else mask_of(settings.where, grid, strips)
-    with reporting(path.name, ranks.first) as report:
+    check_disk(sink, model, grid, grid[0] * grid[1] if inside is None else int(inside.sum()), settings)
+    with reporting(one.name, ranks.first) as report:
         if settings.window is not None:
             pixels = window_pixels(settings.window, picture)
             dtype = np.dtype(settings.tokens)
@@ -232,11 +250,11 @@ def stream_one(
                 found[name] = getattr(result, name)[0].float().cpu().numpy()
     if not ranks.first:
         return
-    about = json.dumps({"made": made, "image": str(path), **picture.about()})
-    with whole_file(settings.out / f"{path.name}.npz") as temporary:
+    about = json.dumps({"made": made, "image": str(one.path), **picture.about()})
+    with whole_file(settings.rest(one)) as temporary:
         np.savez(temporary, about=np.array(about), **found)
-    put_row(path, settings, {"output": settings.dense(path).name, "size": list(strips.size), "grid": list(grid)})
+    put_row(one, settings, {"output": output_of(one, settings), "size": list(strips.size), "grid": list(grid)})
     size = f"{strips.width}×{strips.height}"
     line = f"{grid[0]}×{grid[1]} features of {size} pixels in {time.monotonic() - began:.1f} s"
     line += "" if inside is None else f", {float(inside.float().mean()):.0%} of them inside the mask"
-    print(f"{settings.dense(path)}: {line}")
+    print(f"{settings.dense(one)}: {line}")

@@ -18,7 +18,8 @@ from veca.devices import Dtype, no_memory, pick_device, pick_dtype
 from veca.errors import InputError, check_share
 from veca.files import read_text, refuse_file, whole_file, write_json
 from veca.images import stored_values
-from veca.large.options import ViewOptions, check_inputs, file_stamp
+from veca.large.formats import opener_of
+from veca.large.options import Input, ViewOptions, check_inputs, file_stamp, in_folders
 from veca.large.picture import Picture
 from veca.large.place import grid_transform, to_full
 from veca.large.sinks import coloured, write_geotiff, write_points
@@ -37,7 +38,8 @@ from veca.weights import load
 class ScanSettings(ViewOptions):
     """Scan images of any size once: a file of about a megabyte each, along which `veca look` finds features later.
 
-    For slide.tif, DIR gets slide.tif.scan. Slides, scenes, TIFF, Zarr and .npy are read part by part.
+    For slide.tif, DIR gets slide.tif.scan. Slides, scenes, TIFF, Zarr and .npy are read part by part; folders are
+    searched for all of them, and what is in folders below keeps its path.
     Run again with the same DIR, it continues: images that were scanned with the same settings are left alone.
 
     Exit status: 0 all images done, 1 some could not be read (they are listed at the end), 2 a wrong argument.
@@ -52,7 +54,8 @@ class ScanSettings(ViewOptions):
     """
 
     paths: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE…")]
-    """images: slides, GeoTIFF, TIFF, Zarr, .npy (H×W×3), or any other format; or videos and folders of frames"""
+    """images: slides, GeoTIFF, TIFF, Zarr, .npy (H×W×3), or any other format, or folders of them; or videos and folders
+    of frames"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """folder to write to"""
     cores: int = 64
@@ -115,27 +118,33 @@ class LookSettings:
 
 def main(arguments: list[str]) -> int:
     settings = parse(ScanSettings, arguments, "veca scan")
-    if settings.carry or any(is_video(path) or has_frames(path) for path in settings.paths):
+    if settings.carry or any(is_video(path) or is_clip(path) for path in settings.paths):
         from veca.video_command import scans
 
         return scans(settings)
-    check_inputs(settings.paths, settings.where, "scan")
+    images = in_folders(settings.paths)
+    check_inputs([one.path for one in images], settings.where, "scan")
     refuse_file(settings.out)
     check_share(settings.share)
     if settings.where is not None and settings.where != "auto" and not settings.where.endswith("json"):
         stored_values(settings.where)  # that it is a picture is known now
     with launched(settings.device) as ranks:
-        return scan_all(settings, ranks)
+        return scan_all(images, settings, ranks)
 
 
-def scan_all(settings: ScanSettings, ranks: Ranks) -> int:
+def is_clip(path: Path) -> bool:
+    """A folder of frames, as of a video; with slides, TIFF or arrays in it, it is a folder of images."""
+    return has_frames(path) and not any(opener_of(entry) for entry in path.iterdir())
+
+
+def scan_all(images: list[Input], settings: ScanSettings, ranks: Ranks) -> int:
     dtype = pick_dtype(settings.dtype, ranks.device)
     model = load(settings.model, cores=settings.cores, device=ranks.device, dtype=dtype)
     same = {"weights": digest_of(model), "dtype": str(dtype).removeprefix("torch.")}
     failed: list[str] = []
     done = 0
-    for path in settings.paths:
-        file = settings.out / f"{path.name}.scan"
+    for path, name in images:
+        file = settings.out / f"{name}.scan"
         if ranks.from_first(lambda file=file, path=path: is_done(file, path, same, settings)):  # type: ignore[misc]
             continue
         try:
@@ -147,7 +156,7 @@ def scan_all(settings: ScanSettings, ranks: Ranks) -> int:
             continue
         done += 1
         ranks.say(line)
-    before = len(settings.paths) - done - len(failed)
+    before = len(images) - done - len(failed)
     ranks.say(
         f"{settings.out}: {done} images scanned"
         + (f", {before} were there before" if before else "")
@@ -197,7 +206,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings, ranks:
                 report=report,
                 group=ranks.group,
             )
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not no_memory(error):
                 raise
             raise InputError(f"{path}: its tokens do not fit in memory; use --tokens float16 or --spill DIR") from error

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
 import tyro
 from PIL import Image
 from torch import Tensor
 
 from veca.cli import parse
-from veca.devices import Dtype, pick_device, pick_dtype
+from veca.devices import Dtype, no_memory, pick_device, pick_dtype
 from veca.errors import InputError
-from veca.files import refuse_file, whole_file
+from veca.files import refuse_file, whole_file, write_json
 from veca.large.options import ViewOptions, check_inputs
 from veca.large.picture import Picture, Strips
 from veca.large.place import grid_transform, to_full, write_regions
@@ -28,8 +30,8 @@ from veca.progress import reporting
 from veca.scan import Scan
 from veca.scan_command import numbers
 from veca.scan_file import open_scan, scan_header
-from veca.streaming import grid_of
-from veca.weights import load
+from veca.streaming import Report, grid_of
+from veca.weights import load, weights_digest
 from veca.windows import window_pixels, windowed
 
 HEAT = 1600  # pixels along the longer side of the picture
@@ -41,13 +43,14 @@ COLD, WARM = np.array([20, 20, 60]), np.array([255, 220, 60])
 class SimilarSettings(ViewOptions):
     """Find the places that look like one place: a heat map as a picture, and the most similar places as coordinates.
 
-    DIR gets heat.png, places.csv and places.geojson (QuPath imports it over a slide; a scene's is in longitude and
-    latitude), for a scene also heat.tif. With --among, the place is looked for in every image of a folder of scans
-    instead, which all get their own.
+    DIR gets heat.png, places.csv, places.geojson (QuPath imports it over a slide; a scene's is in longitude and
+    latitude) and about.json (the place, the model, the bands), for a scene also heat.tif. With --among, the place is
+    looked for in every image of a folder of scans instead, which all get their own.
 
     Exit status: 0 all searched, 1 some scans could not be (they are listed at the end), 2 a wrong argument.
 
     Examples:
+      veca similar photo.jpg --at 400,300                              (writes to photo.jpg.similar/)
       veca similar slide.svs --mpp 1 --at 20480,11264 --where auto --out similar/
       veca similar photo.jpg --at 400,300 --window 448 --top 5 --out similar/
       veca similar big.tif --at 400,300 --among scans/ --out similar/
@@ -57,8 +60,8 @@ class SimilarSettings(ViewOptions):
     """any image that `veca scan` takes"""
     at: Annotated[str, tyro.conf.arg(metavar="X,Y")]
     """the place, in pixels of the file's finest level"""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """folder to write to"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """folder to write to; None: IMAGE.similar here"""
     top: int = 20
     """how many places to list"""
     among: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -75,6 +78,10 @@ class SimilarSettings(ViewOptions):
     """precision of the network; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1, mps"""
+
+    @property
+    def folder(self) -> Path:
+        return Path(f"{self.image.absolute().name}.similar") if self.out is None else self.out
 
 
 @dataclass
@@ -97,12 +104,12 @@ class Found(NamedTuple):
 def main(arguments: list[str]) -> int:
     settings = parse(SimilarSettings, arguments, "veca similar")
     check_inputs((settings.image,), settings.where, "search")
-    refuse_file(settings.out)
+    refuse_file(settings.folder)
     if settings.top < 1:
         raise InputError(f"--top is at least 1, not {settings.top}")
     if settings.among is not None and settings.window is not None:
         raise InputError("scans were made of whole images: search them without --window")
-    scans = [] if settings.among is None else sorted(settings.among.glob("*.scan"))
+    scans = [] if settings.among is None else sorted(settings.among.rglob("*.scan"))
     if settings.among is not None and not scans:
         raise InputError(f"{settings.among}: no scans there; `veca scan` makes them")
     place = numbers(settings.at, 2, "--at")
@@ -116,15 +123,21 @@ def main(arguments: list[str]) -> int:
         if inside is not None and not inside[spot]:
             raise InputError(f"--at {settings.at} lies outside the mask")
         failed: list[str] = []
-        if settings.among is None:
-            features = all_features(model, strips, settings, inside)
-            one = Searched(settings.image.name, picture, cosine(features, features[spot].astype(np.float32)))
-            found = [shown(one, model.patch_size, settings, spot)]
-        else:
-            middle = (spot[1] + 0.5) * model.patch_size, (spot[0] + 0.5) * model.patch_size
-            scan = model.scan(picture, cores=settings.cores, where=inside)
-            found, failed = among(model, scans, scan.look(points=[middle]).features[0].numpy(), settings)
+        try:
+            if settings.among is None:
+                one = Searched(settings.image.name, picture, alike(model, strips, settings, inside, spot))
+                found = [shown(one, model.patch_size, settings, spot)]
+            else:
+                scan = model.scan(picture, cores=settings.cores, where=inside)
+                found, failed = among(model, scans, feature_at(scan, spot), settings)
+        except (RuntimeError, MemoryError) as error:
+            if not no_memory(error):
+                raise
+            raise InputError(
+                f"{settings.image}: its tokens do not fit in memory; use --window, or a coarser --level or --scale"
+            ) from error
         write_places(found, model.patch_size, settings)
+        write_about(picture, spot, model, settings)
     for line in failed:
         print(f"could not be searched: {line}", file=sys.stderr)
     return 1 if failed else 0
@@ -143,39 +156,41 @@ def spot_of(model: Veca, strips: Strips, at: list[float]) -> tuple[int, int]:
     return int(y) // model.patch_size, int(x) // model.patch_size
 
 
-def all_features(model: Veca, strips: Strips, settings: SimilarSettings, inside: Tensor | None) -> Array:
-    """h×w×D′ float16, unit vectors, zeros outside the mask."""
-    grid = grid_of(model, strips)
-    features = np.zeros((*grid, model.config.feature_width), np.float16)
+def alike(
+    model: Veca, strips: Strips, settings: SimilarSettings, inside: Tensor | None, spot: tuple[int, int]
+) -> Array:
+    """How similar each patch is to the one at the spot (h×w): features are made in parts, and only cosines kept."""
+    picture = strips.picture
+    assert isinstance(picture, Picture)
     with reporting(settings.image.name) as report:
-        if settings.window is not None:
-            picture = strips.picture
-            assert isinstance(picture, Picture)
-            pixels = window_pixels(settings.window, picture)
-            for top, rows in windowed(model, strips, pixels, settings.cores, inside, report):
-                features[top : top + len(rows)] = unit(rows)
-        else:
-            assert isinstance(strips.picture, Picture)
-            found = model.stream(strips.picture, settings.cores, where=inside, report=report)
-            for row, values in zip(features, found.patches[0].numpy().reshape(features.shape), strict=True):
-                row[:] = unit(values)
+        if settings.window is None:
+            scan = model.scan(picture, settings.cores, where=inside, report=report)
+            return look_for(scan, feature_at(scan, spot), report)
+        pixels = window_pixels(settings.window, picture)
+        only = torch.zeros(grid_of(model, strips), dtype=torch.bool)
+        only[spot] = True
+        rows = windowed(model, strips, pixels, settings.cores, only)  # only those windows that hold it
+        wanted = next(part[spot[0] - top, spot[1]] for top, part in rows if top <= spot[0] < top + len(part))
+        rows = windowed(model, strips, pixels, settings.cores, inside, report)
+        return np.concatenate([cosine(part, wanted) for _, part in rows])
+
+
+def feature_at(scan: Scan, spot: tuple[int, int]) -> Array:
+    """Of the grid's patch at a row and column."""
+    patch = scan.model.patch_size
+    features: Array = scan.look(points=[((spot[1] + 0.5) * patch, (spot[0] + 0.5) * patch)]).features[0].numpy()
     return features
 
 
 def unit(rows: Array) -> Array:
-    """Of length 1: a cosine does not mind, and float16 holds them whatever the model."""
+    """Of length 1."""
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12))
 
 
 def cosine(features: Array, wanted: Array) -> Array:
-    """h×w, of one row of features after another: never all of them in float32."""
-    wanted, rows = unit(wanted), []
-    for row in features:
-        values = row.astype(np.float32)
-        length = np.linalg.norm(values, axis=-1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rows.append(values @ wanted / length)  # nothing where there is no feature
-    return np.stack(rows)
+    """h×w of h×w×D; not a number where there is no feature."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(features @ unit(wanted) / np.linalg.norm(features, axis=-1))
 
 
 def among(model: Veca, scans: list[Path], wanted: Array, settings: SimilarSettings) -> tuple[list[Found], list[str]]:
@@ -190,20 +205,26 @@ def among(model: Veca, scans: list[Path], wanted: Array, settings: SimilarSettin
             picture = scan.strips.picture
             assert isinstance(picture, Picture)
             with picture:
-                one = Searched(Path(image).name, picture, look_for(scan, wanted))
+                one = Searched(name_of(file, settings), picture, look_for(scan, wanted))
                 found.append(shown(one, model.patch_size, settings, None))
         except InputError as error:
             failed.append(str(error) if str(file) in str(error) else f"{file}: {error}")
     return found, failed
 
 
+def name_of(scan: Path, settings: SimilarSettings) -> str:
+    """Of a scan in a folder, as `veca scan` named it: images in two folders below may have one name."""
+    assert settings.among is not None
+    return scan.relative_to(settings.among).as_posix().removesuffix(".scan")
+
+
 def shown(one: Searched, patch: int, settings: SimilarSettings, spot: tuple[int, int] | None) -> Found:
-    write_heat(one, patch, settings.out, alone=settings.among is None)
+    write_heat(one, patch, settings.folder, alone=settings.among is None)
     return Found(one.name, one.picture, places(one.map, settings.top, spot))
 
 
-def look_for(scan: Scan, wanted: Array) -> Array:
-    """The same map, looking along a scan, some rows of the grid at a time."""
+def look_for(scan: Scan, wanted: Array, report: Report | None = None) -> Array:
+    """How similar each patch is (h×w), looking along a scan, some rows of the grid at a time."""
     patch, (height, width) = scan.model.patch_size, scan.grid
     step = max(1, scan.piece // width)
     parts = []
@@ -211,6 +232,8 @@ def look_for(scan: Scan, wanted: Array) -> Array:
         rows = min(step, height - top)
         look = scan.look(box=(0, top * patch, width * patch, rows * patch))
         parts.append(cosine(look.features.numpy(), wanted))
+        if report is not None:
+            report("look", top + rows, height)
     return np.concatenate(parts)
 
 
@@ -245,14 +268,14 @@ def write_places(found: list[Found], patch: int, settings: SimilarSettings) -> N
         file = "places.geojson" if settings.among is None else f"{one.name}.geojson"
         if mine or settings.among is None:
             names, alike = [str(rank) for rank, *_ in mine], [score for *_, score in mine]
-            write_regions(settings.out / file, one.picture, cells, names, alike)
+            write_regions(settings.folder / file, one.picture, cells, names, alike)
         middles = to_full(one.picture, cells[:, :2] + patch / 2)
         lines += [
             [rank, one.name, f"{x:.10g}", f"{y:.10g}", f"{score:.4f}"]
             for (rank, _, _, score), (x, y) in zip(mine, middles.tolist(), strict=True)
         ]
     with (
-        whole_file(settings.out / "places.csv") as temporary,
+        whole_file(settings.folder / "places.csv") as temporary,
         open(temporary, "w", newline="", encoding="utf-8") as table,
     ):
         writer = csv.writer(table)
@@ -260,7 +283,23 @@ def write_places(found: list[Found], patch: int, settings: SimilarSettings) -> N
         writer.writerows(sorted(lines))
     for rank, name, x, y, score in sorted(lines):
         print(f"{rank:>3}  {name}  {x},{y}  {score}")
-    print(f"{settings.out}: {len(lines)} places, heat maps of {len(found)} images")
+    print(f"{settings.folder}: {len(lines)} places, heat maps of {len(found)} images")
+
+
+def write_about(picture: Picture, spot: tuple[int, int], model: Veca, settings: SimilarSettings) -> None:
+    """What was asked for: enough to ask it again."""
+    patch = model.patch_size
+    corners = to_full(picture, np.array([(spot[1], spot[0]), (spot[1] + 1, spot[0] + 1)]) * patch)
+    asked = {name: getattr(settings, name) for name in ("at", "top", "model", "cores", "window", "where")}
+    about = {
+        "image": os.path.abspath(settings.image),  # noqa: PTH100  (a link keeps its own name)
+        **asked,
+        "among": None if settings.among is None else str(settings.among),
+        "weights": weights_digest(model),
+        "patch": [*corners[0].tolist(), *(corners[1] - corners[0]).tolist()],  # x, y, width, height
+        "picture": {"bands": [band + 1 for band in picture.channels.bands], **picture.about()},
+    }
+    write_json(settings.folder / "about.json", about)
 
 
 def write_heat(one: Searched, patch: int, out: Path, alone: bool) -> None:

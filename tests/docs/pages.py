@@ -94,7 +94,7 @@ SHORTER = (
     ("veca bench", "--model veca_tiny --sizes 32 --rounds 1 --seconds 1 --no-memory"),
     ("python tools/inside_pictures.py", "--model ./veca-s14 --only positions --images pictures"),
     ("python tools/huge_image.py", "--side 512 --part 512"),
-    ("python tools/blank_slide.py", "--side 1024"),
+    ("python tools/blank_slide.py", "--side 1024 --model veca_tiny"),
     ("python tools/windows_measured.py", "--model ./veca-s14 --mosaics 1 --cell 56"),
     ("veca view", "--model ./veca-s14 --port 0 --no-open"),
     ("veca serve", f"--model ./veca-s14 --port 0 --size {4 * SIDE} --min-size {SIDE}"),

@@ -156,6 +156,40 @@ def test_similar_places_are_found(window: list[str], model: list[str], tmp_path:
     assert 44 < latitude < 46
 
 
+def test_similar_needs_no_more_than_an_image_and_a_place(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = photo(320, 480, 4, np.uint16, 3000) + 1
+    path = cog(tmp_path / "scene.tif", values)
+    monkeypatch.chdir(tmp_path)
+    view = ["--bands", "4,3,2", "--stretch", "2,98", "--scale", "0.5"]
+    assert run(["similar", str(path), "--at", "100,200", *view, *model]) == 0
+    assert "scene.tif.similar: 20 places" in capsys.readouterr().out
+    out = tmp_path / "scene.tif.similar"
+    with open_source(path, bands="4,3,2", stretch="2,98", scale=0.5) as picture:
+        dense = small().stream(picture, cores=8).patches[0].unflatten(0, (10, 15))
+    expected = torch.cosine_similarity(dense, dense[6, 3], dim=-1).numpy()  # y 100 and x 50, of patches of 16
+    with rasterio.open(out / "heat.tif") as heat:
+        np.testing.assert_allclose(heat.read(1), expected, atol=1e-4)
+    about = json.loads((out / "about.json").read_text())
+    assert (about["at"], about["patch"], about["cores"]) == ("100,200", [96, 192, 32, 32], 8)
+    assert (about["image"], about["model"]) == (str(path), str(tmp_path / "model"))
+    assert (about["picture"]["bands"], about["picture"]["stretch"]) == ([4, 3, 2], [2, 98])
+    assert len(about["picture"]["limits"]) == 3
+
+
+def test_an_image_too_large_for_the_memory_is_one_line(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = 2**23
+    zarr.create_array(str(tmp_path / "huge.zarr"), shape=(side, side, 3), chunks=(256, 256, 3), dtype="uint8")
+    out = ["--out", str(tmp_path / "out"), *model]
+    assert run(["similar", str(tmp_path / "huge.zarr"), "--at", "5,5", *out]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert not any("Traceback" in line for line in said)
+    assert said[-1].endswith("its tokens do not fit in memory; use --window, or a coarser --level or --scale")
+
+
 def test_similar_places_of_a_folder_of_scans(model: list[str], tmp_path: Path) -> None:
     values, places = marked()
     for name, part in (("one.png", values), ("two.png", values[::-1, ::-1].copy()), ("query.png", values)):
@@ -174,7 +208,7 @@ def test_similar_places_of_a_folder_of_scans(model: list[str], tmp_path: Path) -
     shape = json.loads((out / "one.png.geojson").read_text())["features"][0]
     assert shape["properties"]["objectType"] == "annotation"
     assert torch.tensor(shape["geometry"]["coordinates"]).shape == (1, 5, 2)
-    assert run([*command, "--among", str(tmp_path)]) == 2
+    assert run([*command, "--among", str(tmp_path / "model")]) == 2
     assert run(["similar", str(tmp_path / "query.png"), "--at", "9999,1", "--out", str(out), *model]) == 2
 
 
@@ -214,6 +248,36 @@ def test_a_folder_of_images_of_all_kinds_has_one_index(
     assert sorted(Path(str(row["path"])).name for row in rows(out)) == sorted([*told, "small.png"])
 
 
+def test_one_name_in_two_folders_is_two_images(model: list[str], tmp_path: Path) -> None:
+    folder, out, scans = tmp_path / "images", tmp_path / "out", tmp_path / "scans"
+    values, places = marked()
+    pixels = {"a/slide.svs": tissue(), "b/slide.svs": values}
+    for name, part in pixels.items():
+        (folder / name).parent.mkdir(parents=True)
+        aperio(folder / name, part)
+    assert run(["features", "--stream", str(folder), "--out", str(out), *model]) == 0
+    assert [row["output"] for row in rows(out)] == [f"{name}.npy" for name in pixels]
+    for name, part in pixels.items():
+        expected = small().stream(part, cores=8).patches[0].numpy()
+        np.testing.assert_allclose(np.load(out / f"{name}.npy").reshape(600, 48), expected, atol=1e-4)
+    (out / "b/.slide.svs.0123.partial.npy").write_bytes(b"of a run that was killed")
+    assert run(["features", "--stream", str(folder), "--out", str(out), *model]) == 0
+    assert sorted(str(file.relative_to(out)) for file in out.rglob("*.np*")) == sorted(
+        f"{name}.{end}" for name in pixels for end in ("npy", "npz")
+    )
+    for _ in range(2):  # the second finds all done
+        assert run(["scan", str(folder), "--out", str(scans), *model]) == 0
+    assert sorted(str(file.relative_to(scans)) for file in scans.rglob("*.scan")) == [f"{name}.scan" for name in pixels]
+    at = f"{places[0][1] * 16},{places[0][0] * 16}"
+    command = ["similar", str(folder / "b/slide.svs"), "--at", at, "--among", str(scans), "--top", "5"]
+    assert run([*command, "--out", str(tmp_path / "similar"), *model]) == 0
+    with open(tmp_path / "similar/places.csv") as file:
+        assert {line["image"] for line in csv.DictReader(file)} == {"b/slide.svs"}
+    assert (tmp_path / "similar/a/slide.svs.heat.png").is_file()
+    two = ["features", "--stream", *(str(folder / name) for name in pixels), "--out", str(out), *model]
+    assert run(two) == 2
+
+
 def test_an_empty_folder_and_a_busy_one(model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert run(["features", "--stream", str(tmp_path / "empty"), "--out", str(tmp_path / "out"), *model]) == 2
@@ -228,6 +292,37 @@ def test_an_empty_folder_and_a_busy_one(model: list[str], tmp_path: Path, capsys
     printed = capsys.readouterr().err
     assert "cannot write /proc/veca" in printed
     assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", [["features", "--stream"], ["scan"], ["similar", "--at", "5,5"]])
+def test_an_out_that_is_a_file_is_known_before_the_work(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "image.npy", photo(32, 32))
+    (tmp_path / "out").write_text("mine")
+    given = ["--out", str(tmp_path / "out"), "--model", str(tmp_path / "none")]  # a model is not even looked for
+    assert run([verb[0], *verb[1:], str(tmp_path / "image.npy"), *given]) == 2
+    assert capsys.readouterr().err.endswith("out is a file, not a folder\n")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("window", [[], ["--window", "32"], ["--spill", "tokens"]])
+def test_what_float16_cannot_hold_is_one_line_and_no_file(
+    window: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small()
+    with torch.no_grad():
+        model.patch_embed.proj.weight.mul_(1e7)  # tokens
+        model.norm.weight.mul_(1e6)  # features
+    model.save(tmp_path / "loud")
+    np.save(tmp_path / "image.npy", photo(64, 64))
+    monkeypatch.chdir(tmp_path)
+    command = ["features", "--stream", "image.npy", "--model", "loud", "--dtype", "float32", "--cores", "8", *window]
+    assert run([*command, "--tokens", "float16", "--out", "out"]) == 2
+    assert "too large for float16; use" in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "out").glob("*.np*"))
+    assert run([*command, "--out", "out"]) == 0
+    assert np.isfinite(np.load("out/image.npy.npy")).all()
 
 
 def test_a_place_outside_the_mask_is_known_before_the_work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def written(kind: str, folder: Path, values: Array) -> Path:
         return ome_tiff(folder / "cells.ome.tif", values)
     if kind == "slide":
         return aperio(folder / "slide.svs", values)
-    if kind == "slide without openslide":
+    if kind == "slide named .tif":
         return aperio(folder / "slide.tif", values)
     if kind.startswith("ome-zarr"):
         return ome_zarr(folder / "cells.zarr", values, int(kind[-1]))
@@ -47,7 +48,7 @@ def written(kind: str, folder: Path, values: Array) -> Path:
 KINDS = {
     "ome-tiff": 3,
     "slide": 2,
-    "slide without openslide": 2,
+    "slide named .tif": 2,
     "ome-zarr 2": 2,
     "ome-zarr 3": 2,
     "cog": 3,
@@ -104,8 +105,6 @@ def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     slide, scene = aperio(tmp_path / "slide.ndpi", photo(64, 64)), cog(tmp_path / "scene.tif", photo(64, 64))
     array = written("zarr 3 cyx", tmp_path, photo(64, 64))
     for module in ("openslide", "rasterio", "zarr"):
@@ -182,6 +181,57 @@ def test_sizes_are_checked_before_anything_is_decoded(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "stack.tif", np.stack([photo(64, 64)] * 5), photometric="rgb")
     with open_source(tmp_path / "stack.tif") as picture:
         assert picture.notes[0].startswith("takes the first of 5")
+
+
+def test_images_that_are_not_read_are_told(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "two.tif") as file:
+        file.write(photo(64, 96), photometric="rgb")
+        file.write(photo(40, 48), photometric="rgb")
+        file.write(photo(20, 24), photometric="rgb", subfiletype=1)  # a thumbnail of the second is no image
+    with open_source(tmp_path / "two.tif") as picture:
+        assert picture.notes == ("takes the first of 2 images in the file",)
+        assert picture.size == (96, 64)
+
+
+def test_a_slide_is_known_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = photo(208, 304)
+    path = aperio(tmp_path / "slide.tif", values)
+    with tifffile.TiffWriter(tmp_path / "tiles.tif") as file:  # a generic-tiff to OpenSlide
+        file.write(values, tile=(64, 64), photometric="rgb")
+    with open_source(path) as picture, open_source(tmp_path / "tiles.tif") as plain:
+        assert (type(picture.source).__name__, type(plain.source).__name__) == ("SlideSource", "TiffSource")
+    monkeypatch.setattr(formats, "has", lambda module: False)
+    with open_source(path) as picture:
+        assert (type(picture.source).__name__, picture.mpp, len(picture.levels)) == ("TiffSource", 0.5, 2)
+        np.testing.assert_array_equal(picture.rgb(0, 0, 304, 208), values)
+
+
+def test_the_scale_of_all_levels_counts_too(tmp_path: Path) -> None:
+    path = ome_zarr(tmp_path / "cells.zarr", photo(64, 64), 2)
+    about = json.loads((path / ".zattrs").read_text())
+    (image,) = about["multiscales"]
+    for number, dataset in enumerate(image["datasets"]):
+        dataset["coordinateTransformations"] = [{"type": "scale", "scale": [1, 2**number, 2**number]}]
+    image["coordinateTransformations"] = [{"type": "scale", "scale": [1, 0.5, 0.5]}]
+    (path / ".zattrs").write_text(json.dumps(about))
+    with open_source(path) as picture:
+        assert picture.mpp == 0.5
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_of_an_uncompressed_file_only_the_box_is_read(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (64, 40_000, 3), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "wide.tif", values, photometric="rgb")
+
+    def taken() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    with open_source(tmp_path / "wide.tif") as picture:
+        before = taken()
+        box = picture.rgb(20_000, 5, 16, 48)
+        assert taken() - before < 48 * 40_000
+        np.testing.assert_array_equal(box, values[5:53, 20_000:20_016])
+        np.testing.assert_array_equal(picture.rgb(0, 3, 40_000, 9), values[3:12])
 
 
 def test_reduced_pages_are_levels_whatever_their_factor(tmp_path: Path) -> None:

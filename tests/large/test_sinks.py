@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import rasterio
 import zarr
 
 from veca import InputError, open_source
-from veca.large.sinks import GeoTiffSink, NpySink, Sink, ZarrSink, boxes, coloured, write_points
+from veca.features_stream import StreamSettings, check_disk, sink_for
+from veca.large.sinks import GeoTiffSink, NoRoom, NpySink, Sink, ZarrSink, boxes, coloured, write_points
 from veca.large.source import Array
 
 from .files import aperio, cog
@@ -111,6 +114,43 @@ def test_patches_in_order_become_boxes_of_rows() -> None:
         found = list(boxes(pieces, (11, 5), 4))
         assert [top for top, _ in found] == [0, 4, 8]
         np.testing.assert_array_equal(np.concatenate([box for _, box in found]).reshape(55, 3), expected)
+
+
+def test_room_is_asked_for_what_is_written(tmp_path: Path) -> None:
+    """Of an image whose features in float32 would be a little more than the disk has free."""
+    free = shutil.disk_usage(tmp_path).free
+    width = small().config.feature_width
+    grid = (free // (4 * width * 1000) * 11 // 10, 1000)
+    patches = grid[0] * grid[1]
+    with open_source(photo(64, 64)) as picture:
+
+        def check(patches: int = patches, **options: object) -> None:
+            settings = StreamSettings(paths=(), out=tmp_path, **options)  # type: ignore[arg-type]
+            check_disk(sink_for(tmp_path / "a.tif", picture, 16, settings), small(), grid, patches, settings)
+
+        for refused in ({}, {"format": "tif"}, {"format": "zarr", "spill": tmp_path}):
+            with pytest.raises(NoRoom, match="the disk has"):
+                check(**refused)  # type: ignore[arg-type]
+        check(tokens="float16")
+        check(format="zarr")
+        check(format="zarr-int8")
+        check(format="tif", channels="0,5,9")
+        check(format="zarr-int8", spill=tmp_path, patches=patches // 2)  # of half of them, tokens in float32
+        assert sink_for(
+            Path("a"), picture, 16, StreamSettings(paths=(), out=tmp_path, format="zarr-int8")
+        ).size((30, 40), 20, np.dtype(np.float32)) == 30 * 40 * (20 + 4)  # fmt: skip
+
+
+def test_colours_of_a_map_are_made_without_a_copy_of_it(tmp_path: Path) -> None:
+    values = np.memmap(tmp_path / "f", np.float32, "w+", shape=(300, 2000, 48))
+    values[:, :500] = features(300, 500, 48)
+    tracemalloc.start()
+    shown = coloured(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.7 * values.nbytes
+    assert shown[:, :500].all()
+    assert not shown[:, 500:].any()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

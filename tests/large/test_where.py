@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rasterio
 import torch
 from PIL import Image
 from skimage.filters import threshold_otsu
@@ -59,6 +60,38 @@ def test_glass_is_neither_read_nor_looked_with(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "f.npy").reshape(600, -1), masked.patches[0].numpy(), atol=1e-5)
 
 
+def test_a_black_background_is_blank_too() -> None:
+    values = tissue()
+    values[160:, :] = np.random.default_rng(1).integers(0, 7, (160, 480, 3), dtype=np.uint8)  # what a sensor hears
+    expected = np.zeros((20, 30), bool)
+    expected[:10, :15] = True
+    with open_source(values) as picture:
+        assert mask_of("auto", (20, 30), Strips(picture, 16)).numpy().tolist() == expected.tolist()
+
+
+def test_a_mask_inside_of_a_scene_is_its_nodata(tmp_path: Path) -> None:
+    values, path = photo(640, 960, 3, np.uint16, 3000) + 1, tmp_path / "scene.tif"
+    there = np.zeros((640, 960), np.uint8)
+    there[:, 320:] = 255
+    values[:, :320] = 60_000  # of what the mask leaves out
+    place = {"crs": "EPSG:32633", "transform": rasterio.transform.from_origin(500_000, 5_000_000, 10, 10)}
+    shape = {"height": 640, "width": 960, "count": 3, "dtype": "uint16", "tiled": True}
+    with (
+        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True),
+        rasterio.open(path, "w", driver="GTiff", blockxsize=128, blockysize=128, **shape, **place) as file,
+    ):
+        file.write(np.moveaxis(values, -1, 0))
+        file.write_mask(there)
+        file.build_overviews([2, 4])
+    with open_source(path) as picture:
+        assert picture.source.nodata is None
+        assert picture.notes[0].startswith("16-bit values up to 3000 are stretched")
+        for scale in (1.0, 0.5):
+            grid = (round(40 * scale), round(60 * scale))
+            inside = mask_of("auto", grid, Strips(picture.at(scale), 16)).numpy()
+            assert inside.tolist() == (np.arange(grid[1]) >= grid[1] // 3)[None].repeat(grid[0], 0).tolist()
+
+
 def test_nodata_of_a_scene_is_left_out(tmp_path: Path) -> None:
     values = photo(320, 480, 4, np.uint16, 3000) + 1
     values[:160] = 0
@@ -67,7 +100,7 @@ def test_nodata_of_a_scene_is_left_out(tmp_path: Path) -> None:
         assert inside.numpy().tolist() == (np.arange(20)[:, None] >= 10).repeat(30, 1).tolist()
     with (
         open_source(cog(tmp_path / "full.tif", values[..., :3], nodata=None)) as picture,
-        pytest.raises(InputError, match="needs a nodata value"),
+        pytest.raises(InputError, match="needs a nodata value or a mask"),
     ):
         mask_of("auto", (20, 30), Strips(picture, 16))
 

@@ -104,11 +104,13 @@ def sample(source: Source, bands: Sequence[int]) -> Array:
                        for full, side in ((width, wide), (height, high)))  # fmt: skip
         boxes = [(x, y, wide, high) for y in tops for x in lefts]
     with source.lock:
-        parts = [source.read(*box, level, bands).reshape(-1, len(bands)) for box in boxes]
-    values = np.concatenate(parts)
+        values = np.concatenate([source.read(*box, level, bands).reshape(-1, len(bands)) for box in boxes])
+        there = [source.measured(*box, level).ravel() for box in boxes] if source.masked else None
     valid = np.isfinite(values).all(1) if values.dtype.kind == "f" else np.ones(len(values), bool)
     if source.nodata is not None and np.isfinite(source.nodata):
         valid &= (values != source.nodata).any(1)
+    if there is not None:
+        valid &= np.concatenate(there)
     if not valid.any():
         raise InputError(f"{source.name}: no value of the sample is a measurement (nodata, or not a number)")
     return np.asarray(values[valid])

@@ -26,17 +26,23 @@ def open_tiff(path: Path) -> Source:
     """By what it holds: a scanner's slide, a scene with a reference system, or any other TIFF."""
     from veca.large.tiff import TiffSource
 
-    if path.suffix.lower() == ".svs" and has("openslide"):
+    if has("openslide"):
         import openslide
 
-        if openslide.OpenSlide.detect_format(path):
+        # Scanners write .tif too. What has no maker (generic-tiff) is a slide by its name only.
+        maker = openslide.OpenSlide.detect_format(path)
+        if maker and (maker != "generic-tiff" or path.suffix.lower() == ".svs"):
             return open_slide(path)
     plain = TiffSource(path)
     if plain.reference and has("rasterio"):
         from veca.large.scenes import SceneSource
 
         plain.close()  # its tags were checked: as many tiles as the file has, none costlier than its pixels
-        return SceneSource(path)
+        scene = SceneSource(path)
+        scene.notes = plain.notes
+        return scene
+    if plain.reference:
+        plain.notes = (*plain.notes, "its reference system is not read without pip install 'veca[geo]'")
     return plain
 
 
@@ -67,7 +73,7 @@ def open_file(path: Path) -> Source:
     if path.is_dir():
         raise InputError(f"{path}: is a folder, not an image")
     if path.name.lower().endswith(HDF5):
-        raise InputError(f"{path}: HDF5 is read as Zarr: copy the array in it once, with h5py and zarr.create_array")
+        raise InputError(f"{path}: HDF5 is read as Zarr: copy the array in it once, with h5py and zarr.from_array")
     return open_photo(path)
 
 

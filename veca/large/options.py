@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -35,20 +36,29 @@ class ViewOptions:
         return open_source(path, **self.view())
 
 
-def in_folders(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The same, with the images of folders instead of the folders; a folder that is an image (Zarr) stays."""
-    found: list[Path] = []
+class Input(NamedTuple):
+    """One image, and what its results are called: by its name, below a folder by its path from there."""
+
+    path: Path
+    name: str
+
+
+def in_folders(paths: tuple[Path, ...]) -> list[Input]:
+    """These images, and those in these folders; a folder that is an image (Zarr) is one."""
+    found: list[Input] = []
     for path in paths:
         if not path.is_dir() or opener_of(path):
-            found.append(path)
+            found.append(Input(path, path.name))
             continue
-        inside = [
-            path / name for name in walk(path, is_large, lambda folder: opener_of(Path(folder)) is not None).images
-        ]
+        inside = walk(path, is_large, lambda folder: opener_of(Path(folder)) is not None).images
         if not inside:
             raise InputError(f"{path}: no images in this folder")
-        found += inside
-    return tuple(found)
+        found += [Input(path / name, name) for name in inside]
+    if len({name for _, name in found}) < len(found):
+        raise InputError(
+            "two of the images have the same name; write them to different folders, or name one above both"
+        )
+    return found
 
 
 def is_large(name: str) -> bool:
@@ -56,13 +66,10 @@ def is_large(name: str) -> bool:
     return is_image(name) or (not name.startswith(".") and name.lower().endswith(READ_BY_PARTS))
 
 
-def check_inputs(paths: tuple[Path, ...], where: str | None, verb: str) -> None:
+def check_inputs(paths: Sequence[Path], where: str | None, verb: str) -> None:
     """What is missing is known before a model is loaded."""
     if not paths:
         raise InputError(f"name at least one image to {verb}")
-    names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        raise InputError(f"two of the images have the same name; {verb} them to different folders")
     for path in paths:
         if not path.is_file() and not (path.is_dir() and opener_of(path)):
             raise InputError(f"{path}: {'is a folder, not an image' if path.is_dir() else 'no such file'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class SceneSource(Source):
             self.colours = tuple(names.index(colour) for colour in ("red", "green", "blue"))
         self.opacity = self.bands == 4 and self.colours is not None and names[3] == "alpha"
         self.nodata = None if file.nodata is None else float(file.nodata)
+        kept = self.rasterio.enums.MaskFlags.per_dataset
+        self.masked = not self.opacity and all(kept in flags for flags in file.mask_flag_enums)
         if file.crs is not None:
             self.crs = file.crs.to_wkt()
             self.transform = tuple(file.transform)[:6]
@@ -65,11 +67,20 @@ class SceneSource(Source):
 
     def read(self, x: int, y: int, width: int, height: int, level: int, bands: Sequence[int]) -> Array:
         window = self.rasterio.windows.Window(x, y, width, height)
+        with self.decoding():
+            return np.moveaxis(self.files[level].read([band + 1 for band in bands], window=window), 0, -1)
+
+    def measured(self, x: int, y: int, width: int, height: int, level: int) -> Array:
+        window = self.rasterio.windows.Window(x, y, width, height)
+        with self.decoding():
+            return np.asarray(self.files[level].dataset_mask(window=window) != 0)
+
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[None]:
         try:
-            values = self.files[level].read([band + 1 for band in bands], window=window)
+            yield
         except Exception as error:
             raise InputError(f"{self.name}: a part of it cannot be decoded ({one_line(error)})") from None
-        return np.moveaxis(values, 0, -1)
 
     def close(self) -> None:
         for file in getattr(self, "files", [self.file]):

@@ -43,6 +43,10 @@ class Sink(ABC):
     def opened(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> AbstractContextManager[Write]:
         """Takes room for h×w features of `width` numbers; leaving it without an error puts the file in place."""
 
+    def size(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> int:
+        """Bytes that it needs on the disk, at most."""
+        return grid[0] * grid[1] * width * dtype.itemsize
+
 
 class NpySink(Sink):
     """h×w×D, as one .npy file that can be mapped."""
@@ -65,7 +69,7 @@ class NpySink(Sink):
         with open(temporary, "wb") as file:
             header = {"descr": dtype.str, "fortran_order": False, "shape": (*grid, width)}
             np.lib.format.write_array_header_1_0(file, header)
-            reserve(file.fileno(), file.tell() + grid[0] * grid[1] * width * dtype.itemsize, self.path)
+            reserve(file.fileno(), file.tell() + self.size(grid, width, dtype), self.path)
 
     @contextmanager
     def by_patch(self, temporary: Path, width: int, dtype: np.dtype[Any]) -> Iterator[Callable[[Array, Array], None]]:
@@ -103,11 +107,14 @@ class ZarrSink(Sink):
         super().__init__(path)
         self.picture, self.stride, self.int8 = picture, stride, int8
 
+    def size(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> int:
+        return grid[0] * grid[1] * (width + 4 if self.int8 else 2 * width)
+
     @contextmanager
     def opened(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> Iterator[Write]:
         zarr = require("zarr", "zarr")
         kept = np.dtype(np.int8 if self.int8 else np.float16)
-        size = grid[0] * grid[1] * width * kept.itemsize
+        size = self.size(grid, width, dtype)
         check_room(self.path, size)
         # Chunks appear as they are written: until then a file keeps their room.
         with whole_folder(self.path) as folder, tempfile.TemporaryFile(dir=self.path.parent) as room:
@@ -170,16 +177,20 @@ class GeoTiffSink(Sink):
         self.channels = channels
         self.crs, self.transform = picture.crs, grid_transform(picture, stride)
 
+    def size(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> int:
+        return grid[0] * grid[1] * (width if self.channels is None else len(self.channels)) * 4
+
     @contextmanager
     def opened(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> Iterator[Write]:
         require("rasterio", "geo")
         if self.channels is not None and not all(0 <= channel < width for channel in self.channels):
             raise InputError(f"--channels are numbers from 0 to {width - 1}")
         kept = width if self.channels is None else len(self.channels)
-        check_room(self.path, grid[0] * grid[1] * kept * 4)
+        size = self.size(grid, width, dtype)
+        check_room(self.path, size)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.path.parent) as file:  # colours are known when all features are
-            reserve(file.fileno(), grid[0] * grid[1] * kept * 4, self.path)
+            reserve(file.fileno(), size, self.path)
             values = np.memmap(file, np.float32, "r+", shape=(*grid, kept))
 
             def write(column: int, top: int, features: Array) -> None:
@@ -195,7 +206,7 @@ def coloured(values: Array) -> Array:
     from veca.analysis.projection import FIT_PCA, Pca, colours, unit
 
     rows = values.reshape(-1, values.shape[-1])
-    there = np.flatnonzero(np.abs(rows).max(-1) > 0)
+    there = np.flatnonzero(rows.any(-1))  # which copies nothing: they may be a map of gigabytes
     shown = np.zeros((len(rows), 3), np.uint8)
     if len(there) < 3:
         return shown.reshape(*values.shape[:2], 3)
@@ -232,10 +243,14 @@ def zarr_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "chunk_key_encoding": {"name": "v2", "separator": separator}}
 
 
+def folder_above(path: Path) -> Path:
+    """The folder in which a path is, or will be."""
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
+
+
 def check_room(path: Path, size: int) -> None:
     """What will be written fits on the disk, were it not compressed: known now, not after the last layer."""
-    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
-    if (free := shutil.disk_usage(folder).free) < size:
+    if (free := shutil.disk_usage(folder_above(path)).free) < size:
         raise NoRoom(f"{path}: its features need {size / 1e9:.1f} GB, and the disk has {free / 1e9:.1f} GB left")
 
 

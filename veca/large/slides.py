@@ -15,7 +15,7 @@ from veca.large.source import Array, Source, check_block, one_line
 class SlideSource(Source):
     """Red, green, blue and opacity: where a scanner took no picture, a slide is transparent."""
 
-    slide, bands, opacity, dtype = True, 4, True, np.dtype(np.uint8)
+    bands, opacity, dtype = 4, True, np.dtype(np.uint8)
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Source(ABC):
     crs: str | None = None  # reference system, as WKT, and where the pixels of the finest level lie in it
     transform: Transform | None = None
     nodata: float | None = None  # the value that means "nothing was measured here"
-    slide: bool = False  # tissue on bright glass: `where=auto` looks for colour
+    masked: bool = False  # whether the file has a mask of what was measured, which `measured` reads
     notes: tuple[str, ...] = ()  # what was chosen for the user, in a line each
 
     def __init__(self) -> None:
@@ -41,6 +41,10 @@ class Source(ABC):
     @abstractmethod
     def read(self, x: int, y: int, width: int, height: int, level: int, bands: Sequence[int]) -> Array:
         """Values of a box that lies inside the level, of these bands (from 0): height×width×len(bands)."""
+
+    def measured(self, x: int, y: int, width: int, height: int, level: int) -> Array:
+        """Where a masked file has values, in a box: height×width."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
         """Whatever is open."""

@@ -60,9 +60,8 @@ class TiffSource(Source):
         self.bands = len(self.places)
         self.mpp = self._mpp(first.page)
         self.reference = any(tag in first.page.tags for tag in GEO)
-        if self.reference:
-            self.notes = (*self.notes, "its reference system is not read without pip install 'veca[geo]'")
-        self.slide = first.page.photometric in (2, 6) and len(self.levels) > 1
+        if others := self._others():
+            self.notes = (*self.notes, f"takes the first of {others + 1} images in the file")
         with contextlib.suppress(KeyError, ValueError, AttributeError):
             self.nodata = float(first.page.tags[42113].value)
 
@@ -104,6 +103,16 @@ class TiffSource(Source):
             smaller = page.imagewidth < self.pages[-1][0].width
             if page.is_reduced and same and smaller and abs(shares[0] - shares[1]) < 0.02 * shares[0]:
                 self.pages.append([TiffPage(self.file, page, self.name)])
+
+    def _others(self) -> int:
+        """How many images of the file are not read; masks, thumbnails and a slide's label are no images."""
+        if len(self.file.pages) < 2 or self.file.is_svs:
+            return 0
+        used = {page.page.index for pages in self.pages for page in pages}
+        with contextlib.suppress(Exception):  # tags of pages that nobody asked for may be damaged
+            first = [series.keyframe for series in self.file.series]
+            return sum(page.index not in used and not int(page.subfiletype) & 5 for page in first)
+        return 0
 
     def _mpp(self, page: Any) -> float | None:
         """Micrometres a pixel: of OME's metadata, of Aperio's, or of a resolution in centimetres (others write 72 dpi
@@ -202,7 +211,9 @@ class TiffPage:
 
     def _plane(self, x: int, y: int, width: int, height: int, plane: int) -> Array:
         if self.plain:  # old files may hold all rows in one strip: read no more than is asked for
-            return self._run(y, y + height, plane)[:, x : x + width]
+            if width == self.width:
+                return self._run(plane, y, 0, width, height)
+            return np.concatenate([self._run(plane, row, x, width, 1) for row in range(y, y + height)])
         tiles = x // self.tile_width, -(-(x + width) // self.tile_width)
         offset = tiles[0] * self.tile_width
         parts, top = [], y
@@ -213,16 +224,16 @@ class TiffPage:
             top = start + self.band_height
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def _run(self, top: int, bottom: int, plane: int) -> Array:
+    def _run(self, plane: int, y: int, x: int, width: int, height: int) -> Array:
+        """Whole rows, or a part of one: pixels that follow each other in the file."""
         dtype = np.dtype(self.file.byteorder + self.page.dtype.char)
-        row = self.width * self.together
-        start = (plane * self.height + top) * row * dtype.itemsize
-        self.file.filehandle.seek(self.page.dataoffsets[0] + start)
-        data = self.file.filehandle.read((bottom - top) * row * dtype.itemsize)
-        if len(data) < (bottom - top) * row * dtype.itemsize:
+        pixel = self.together * dtype.itemsize
+        self.file.filehandle.seek(self.page.dataoffsets[0] + ((plane * self.height + y) * self.width + x) * pixel)
+        data = self.file.filehandle.read(width * height * pixel)
+        if len(data) < width * height * pixel:
             raise InputError(f"{self.name}: the file ends before its last row")
         values = np.frombuffer(data, dtype).astype(self.page.dtype, copy=False)
-        return values.reshape(bottom - top, self.width, self.together)
+        return values.reshape(height, width, self.together)
 
     def _band(self, number: int, plane: int, first: int, last: int) -> Array:
         """Tiles first ≤ i < last of a row of tiles."""

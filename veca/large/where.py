@@ -19,6 +19,7 @@ from veca.large.place import LONLAT, from_map
 from veca.large.source import Array
 
 REDUCED = 2048  # pixels along the longer side of the copy on which blank background is found
+DARK = 64  # of 255: below, noise alone would count as colour
 TISSUE = 0.1  # a patch is kept if this much of it is not blank: borders of tissue count
 
 
@@ -56,13 +57,13 @@ def content(picture: Picture | TensorPicture) -> Array:
     assert isinstance(picture, Picture)
     source = picture.source
     small = picture.at(min(1.0, REDUCED / max(picture.size)) / max(picture.downsample))
-    if source.nodata is not None or (source.crs is not None and source.opacity):
+    if source.masked or source.nodata is not None or (source.crs is not None and source.opacity):
         return measured(small)
     if source.crs is not None:
-        raise InputError(f"{source.name}: where auto needs a nodata value, which this scene does not name; give a mask")
+        raise InputError(f"{source.name}: where auto needs a nodata value or a mask in the file; give a mask")
     rgb = small.rgb(0, 0, *small.size)
     low, high = rgb.min(-1).astype(np.float32), rgb.max(-1).astype(np.float32)
-    saturation = np.rint((high - low) / np.maximum(high, 1) * 255).astype(np.uint8)
+    saturation = np.rint((high - low) / np.maximum(high, DARK) * 255).astype(np.uint8)
     return np.asarray(saturation > otsu(saturation))
 
 
@@ -72,12 +73,16 @@ def measured(small: Picture) -> Array:
     step = max(1, width // small.size[0], height // small.size[1])
     bands = [source.bands - 1] if source.opacity else small.channels.bands
     nothing = 0.0 if source.opacity else source.nodata
-    assert nothing is not None
-    rows = []
+    rows: list[Array] = []
     for top in range(0, height, step):
+        if source.masked:
+            with source.lock:
+                rows.append(source.measured(0, top, width, 1, small.level)[0, ::step])
+            continue
+        assert nothing is not None
         with source.lock:
             values = source.read(0, top, width, 1, small.level, bands)[0, ::step]
-        rows.append((~np.isnan(values) if np.isnan(nothing) else values != nothing).any(-1))
+        rows.append(np.asarray((~np.isnan(values) if np.isnan(nothing) else values != nothing).any(-1)))
     return np.stack(rows)
 
 

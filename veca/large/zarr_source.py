@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,9 @@ class ZarrSource(Source):
         try:
             place = axes.index("x")
             unit = LENGTHS[image["axes"][place]["unit"]]
-            for change in image["datasets"][0]["coordinateTransformations"]:
-                if change["type"] == "scale":
-                    scale = float(change["scale"][place]) * unit
+            changes = [*image["datasets"][0]["coordinateTransformations"], *image.get("coordinateTransformations", ())]
+            factors = [float(change["scale"][place]) for change in changes if change["type"] == "scale"]
+            scale = math.prod(factors) * unit if factors else None  # the level's own, then that of all levels
         except (KeyError, TypeError, IndexError, ValueError):
             scale = None
         return arrays, axes, scale if scale and 0 < scale < 1e9 else None

@@ -125,6 +125,7 @@ class Viewer:
             "version": __version__,
             "size": scans.pyramid.sizes[0],
             "sizes": scans.pyramid.sizes,
+            "downsample": scans.pyramid.picture.downsample,
             "tile": TILE,
             "patch": scans.patch,
             "cores": scans.cores,
@@ -181,7 +182,7 @@ def create_app(viewer: Viewer, secret: str) -> ASGIApp:
         query = Query(request, ("x", "y", "width", "height", "level"))
         box, level = query.box(scans), query.whole("level", 0, len(scans.levels) - 1)
         body = await viewer.do("look", request, lambda: npy(scans.features(box, level)))
-        name = f"features-{'-'.join(map(str, box))}-level{level}.npy"
+        name = f"features-{'-'.join(map(str, scans.in_file(box)))}-level{level}.npy"
         kept = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(body, media_type="application/octet-stream", headers=kept)
 
@@ -189,7 +190,7 @@ def create_app(viewer: Viewer, secret: str) -> ASGIApp:
         query = Query(request, ("x", "y", "width", "height", "level"))
         box, number = query.box(scans), query.whole("level", 0, len(scans.levels) - 1)
         level, found = await viewer.do("look", request, scans.places, box, number, PLACES)
-        answer = [{"box": place, "cosine": round(cosine, 4)} for place, cosine in found]
+        answer = [{"box": box, "file": scans.in_file(box), "cosine": round(cosine, 4)} for box, cosine in found]
         return JSONResponse({"level": level.number, "factor": level.factor, "places": answer})
 
     app = Starlette(

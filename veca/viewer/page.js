@@ -146,7 +146,7 @@ function drawWords() {
   if (seen) $("patch-words").textContent = aboutPatch(seen, image.patch);
   $("drawn").hidden = !state.box || !seen;
   if (state.box && seen) {
-    $("box-words").textContent = aboutBox(state.box, seen, image.patch);
+    $("box-words").textContent = aboutBox(state.box, seen, image.patch, image.downsample);
     $("download").href = `features.npy?${boxQuery(state.box)}&level=${seen.level}`;
   }
   drawBusy();
@@ -272,9 +272,10 @@ function drawPlaces(answer) {
     mark.append(Object.assign(document.createElement("b"), { textContent: index + 1 }));
     return mark;
   }));
-  $("found").replaceChildren(...state.places.map(({ box, cosine: value }, index) => {
+  $("found").replaceChildren(...state.places.map(({ box, file, cosine: value }, index) => {
     const item = document.createElement("li"), button = document.createElement("button");
     button.type = "button";
+    button.title = `${count(file[2])} × ${count(file[3])} pixels at ${count(file[0])}, ${count(file[1])}`;
     button.ariaLabel = `Go to place ${index + 1}, cosine ${cosine(value)}`;
     button.append(Object.assign(document.createElement("b"), { textContent: index + 1 }), cosine(value));
     button.addEventListener("click", () => goTo(box));

@@ -297,6 +297,12 @@ class Scans:
         most = self.pyramid.sizes[0]
         return x, y, min(x + width, most[0]) - x, min(y + height, most[1]) - y
 
+    def in_file(self, box: Box) -> Box:
+        """A box of the image in pixels of the file's finest level, in which every command counts."""
+        across, down = self.pyramid.picture.downsample
+        x, y, width, height = box
+        return round(x * across), round(y * down), round(width * across), round(height * down)
+
     def place(self, level: Level, x: float, y: float) -> tuple[float, float]:
         return min(x / level.factor, level.size[0]), min(y / level.factor, level.size[1])
 

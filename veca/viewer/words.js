@@ -39,10 +39,14 @@ function aboutPatch(seen, patch) {
     `${count(rows * columns)} patches in ${(seen.milliseconds / 1000).toFixed(2)} s.`;
 }
 
-function aboutBox(box, seen, patch) {
-  const side = patch * seen.factor, [, , width, height] = box;
+// Boxes are told in pixels of the file's finest level, of which the image may be a reduced copy.
+const inFile = (box, downsample) => box.map((value, index) => value * downsample[index % 2]);
+
+function aboutBox(box, seen, patch, downsample) {
+  const side = patch * seen.factor, [, , width, height] = box, told = inFile(box, downsample).map(count);
   const across = Math.max(1, Math.ceil(width / side)), down = Math.max(1, Math.ceil(height / side));
-  return `${count(width)} × ${count(height)} pixels at ${count(box[0])}, ${count(box[1])}; ` +
+  const level = downsample.every((by) => by === 1) ? "" : " of the file's finest level";
+  return `${told[2]} × ${told[3]} pixels at ${told[0]}, ${told[1]}${level}; ` +
     `about ${count(down)} × ${count(across)} patches ${ratio(seen.factor)}, each a feature of ${seen.depth} numbers.`;
 }
 
