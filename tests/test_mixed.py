@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +17,7 @@ from veca.errors import InputError
 from veca.analysis.contributions import contributions
 from veca.mixed import Cells, choose_cells, detail, level_grids, tokens_of
 from veca.model import Veca
+from veca.scan_file import open_scan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TENSORS = ("cls", "patches", "cores", "coords")
@@ -189,7 +192,7 @@ def test_shares_that_do_not_fit_the_images_are_refused(shares: list[float]) -> N
 @pytest.mark.parametrize("patches", [0.5, [0.5]])
 def test_attention_over_cells_is_refused(patches: float | list[float]) -> None:
     model = small()
-    with pytest.raises(InputError, match="^attention is shown over all patches of the grid"):
+    with pytest.raises(InputError, match=r"^attention is shown over all patches of the grid"):
         model(images_of(model, 1, (8, 8)), patches=patches, return_attention=True)
 
 
@@ -248,3 +251,51 @@ def test_wrong_shares_are_refused(share: object) -> None:
         InputError, match=r"^patches must be a share above 0 and at most 1 \(all\), or None, not [^\n]*$"
     ):
         small()(torch.zeros(1, 3, 32, 32), patches=share)  # type: ignore[arg-type]
+
+
+# Scans
+
+
+@SLOW
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    grid=st.tuples(st.integers(1, 17), st.integers(1, 9)),
+    share=st.floats(0.05, 0.99),
+    tile=st.integers(1, 90),
+)
+def test_a_scan_reads_cells_and_looks_on_the_fine_grid(
+    variant: str, grid: tuple[int, int], share: float, tile: int
+) -> None:
+    """Strip by strip the cores go as in the pass over the whole; a fine cell is looked at as it came out of it."""
+    model = small(**VARIANTS[variant])
+    image = images_of(model, 1, grid)
+    with torch.inference_mode():
+        whole = model(image, cores=6, patches=share)
+    scan = model.scan(image[0], cores=6, tile=tile, patches=share)
+    torch.testing.assert_close(scan.cores, whole.cores[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(scan.coords, whole.coords[0], atol=1e-4, rtol=0)
+    looked = scan.look().features
+    assert looked.shape[:2] == grid
+    assert scan.patches == share
+    fine = torch.ones(grid, dtype=torch.bool)
+    if isinstance(whole.cells, Cells):
+        fine[:] = False
+        for x, y, side in whole.cells.places[0].tolist():
+            fine[y, x] |= side == 1
+    torch.testing.assert_close(looked[fine], whole.patches[0].unflatten(0, grid)[fine], atol=1e-4, rtol=0)
+
+
+def test_a_scan_of_cells_is_saved_and_opened(tmp_path: Path) -> None:
+    model = small()
+    image = images_of(model, 1, (9, 10))[0]
+    scan = model.scan(image, cores=4, patches=0.4)
+    scan.save(tmp_path / "a.scan")
+    again = open_scan(tmp_path / "a.scan", image, model)
+    assert again.patches == 0.4
+    torch.testing.assert_close(again.look().features, scan.look().features, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("more", [{"share": 0.5}, {"where": torch.ones(4, 4)}, {"out": "dense.npy"}])
+def test_what_does_not_go_with_cells_is_refused(more: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"^patches= goes with no [^\n]*$"):
+        small().scan(torch.zeros(3, 64, 64), patches=0.5, **more)  # type: ignore[arg-type]

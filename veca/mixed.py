@@ -26,7 +26,7 @@ from veca import table
 from veca.errors import InputError
 
 SCALES = 3  # cells of 1, 2 and 4 patches a side
-LARGER = 8.0  # a loss in a cell of 4 patches counts so many times one of 2; 16 is as good, 2 and 4 worse, untrained
+LARGER = 32.0  # a loss in a cell of 4 patches counts so many times one of 2 (docs/research/elastic.md)
 
 
 class Cells(NamedTuple):
@@ -40,7 +40,15 @@ class Cells(NamedTuple):
     @property
     def places(self) -> Tensor:
         """B×T×3: column and row of the first patch of each cell, and how many patches it is wide."""
-        return all_places(self.grid, self.numbers.device)[self.numbers]
+        numbers, grids = self.numbers, level_grids(self.grid)
+        counts = [h * w for h, w in grids]
+        scale = sum((numbers >= sum(counts[:level])).long() for level in range(1, SCALES))
+        first, width = (
+            numbers.new_tensor(values)[scale]
+            for values in ([sum(counts[:level]) for level in range(SCALES)], [w for _, w in grids])
+        )
+        row, column = (numbers - first) // width, (numbers - first) % width
+        return torch.stack((column << scale, row << scale, 1 << scale), dim=-1)
 
     @property
     def centres(self) -> Tensor:
@@ -127,7 +135,7 @@ def by_tokens(grid: tuple[int, int], shares: Sequence[float]) -> list[list[int]]
     return list(groups.values())
 
 
-def check_share(share: float) -> None:
+def check_share(share: float | str) -> None:
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
         raise InputError(f"patches must be a share above 0 and at most 1 (all), or None, not {share!r}")
 
@@ -192,15 +200,6 @@ def level_axes(count: int, device: torch.device) -> list[Tensor]:
         (torch.arange(count >> scale, dtype=torch.float32, device=device) + 0.5) * (2 << scale) / count - 1
         for scale in range(SCALES)
     ]
-
-
-def all_places(grid: tuple[int, int], device: torch.device) -> Tensor:
-    """`Cells.places` of all cells: n×3."""
-    levels = []
-    for scale, (h, w) in enumerate(level_grids(grid)):
-        row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
-        levels.append(torch.stack((column << scale, row << scale, torch.full_like(row, 1 << scale)), -1).flatten(0, 1))
-    return torch.cat(levels).to(device)
 
 
 def pyramid(maps: Tensor, cell: int) -> list[Tensor]:

@@ -50,7 +50,14 @@ class VecaOutput(NamedTuple):
     """one per layer, on request"""
     cells: Cells | list[Cells | None] | None = None
     """which squares stood for the patches, at mixed scale (None: the patches themselves); of shares of their own one
-    for each image. `cells.numbers.shape[1]` is how many were spent"""
+    for each image"""
+
+    @property
+    def tokens(self) -> list[int]:
+        """How many squares were spent on each image."""
+        batch, count = self.patches.shape[:2]
+        each = self.cells if isinstance(self.cells, list) else [self.cells] * batch
+        return [count if cells is None else cells.numbers.shape[1] for cells in each]
 
 
 class Layers(NamedTuple):
@@ -121,13 +128,13 @@ class Veca(DinoNames, nn.Module):
         return_attention: bool = False,
         is_training: None = None,
         *,
-        patches: float | Sequence[float] | None = None,
+        patches: float | str | Sequence[float] | None = None,
     ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
         grid's patches to spend, coarse ones where there is little to see (`veca.mixed`), or one for each image; the
-        output is as dense as ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the name of what gives that
-        answer here.
+        output is as dense as ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the
+        name of what gives that answer here.
         """
         if is_training is not None:
             raise InputError(
@@ -198,7 +205,7 @@ class Veca(DinoNames, nn.Module):
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
         patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
         patches numbered in `reading` are read by the cores; None: all. With `cells` these are the patches (B×T×D),
-        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
+        at mixed scale. With `joined` the next block gets views of `Layers.tokens`: gradients pass through these.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images, cells)
@@ -271,13 +278,13 @@ class Veca(DinoNames, nn.Module):
             raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
         return budget
 
-    def cells(self, images: Tensor, cores: int | None, share: float | None) -> Cells | None:
+    def cells(self, images: Tensor, cores: int | None, share: float | str | None) -> Cells | None:
         """The cells of a pass with this share of the patches; None: the grid's own."""
         if share is None:
             return None
         check_share(share)
         self.check(images, cores)
-        patch = self.config.patch_size
+        patch, share = self.config.patch_size, float(share)
         h, w = images.shape[-2] // patch, images.shape[-1] // patch
         return None if tokens_of((h, w), share) == h * w else choose_cells(images, patch, share)
 
@@ -343,6 +350,7 @@ class Veca(DinoNames, nn.Module):
         (h×w×D′) for the dense feature, which the result then maps, or a sink (veca.large.sinks). `where` is a mask (see
         `scan`): the feature of what it leaves out is zero. `report` hears what is done, how much, of how much.
         With a `group` of torch.distributed its ranks, all of which call this, share the image (docs/parallel.md).
+        There is no mixed scale here: `scan(source, patches=…)` has it, and looks anywhere.
         """
         from veca.streaming import stream
 
@@ -355,6 +363,7 @@ class Veca(DinoNames, nn.Module):
         tile: int | None = None,
         *,
         share: float = 1.0,
+        patches: float | str | None = None,
         where: str | Path | np.ndarray[Any, Any] | Tensor | None = None,
         tokens: Literal["float32", "float16"] = "float32",
         spill: str | Path | None = None,
@@ -365,12 +374,13 @@ class Veca(DinoNames, nn.Module):
         """One pass over an image of any size that keeps what its cores went through: `look` at any part of it later.
 
         Takes what `stream` takes. With `share` below 1 the cores read an even share of the patches, at that share of
-        the cost; `where` is a mask of any resolution (an array, a path to a picture or to GeoJSON): patches of which it
+        the cost; with `patches` they read that share of them at mixed scale, coarse ones where there is little to see
+        (the source is then read twice). `where` is a mask of any resolution (an array, a path to a picture or to GeoJSON): patches of which it
         covers less than half are neither read nor looked with; "auto" finds blank glass, or nodata.
         """
         from veca.scan import scan
 
-        return scan(self, source, cores, tile, share, where, tokens, spill, out, report, group)
+        return scan(self, source, cores, tile, share, where, tokens, spill, out, report, group, patches)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each block's input while training and compute the rest again in the backward pass."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
+from veca import mixed
 from veca.cli import parse
 from veca.devices import Dtype, no_memory, pick_device, pick_dtype
 from veca.errors import InputError
@@ -58,6 +59,8 @@ class ScanSettings(ViewOptions):
     """the budget: how many cores are active"""
     share: float = 1.0
     """how many of the patches the cores read, evenly spread: 0.25 costs a quarter"""
+    patches: float = 1.0
+    """instead: the cores read so many squares for each of the patches, large ones where there is little to see"""
     carry: tyro.conf.FlagCreatePairsOff[bool] = False
     """with --share, of videos: the cores start from what they read in the last frames"""
     where: Annotated[str | None, tyro.conf.arg(metavar="auto|MASK")] = None
@@ -119,6 +122,7 @@ def main(arguments: list[str]) -> int:
     check_inputs(settings.paths, settings.where, "scan")
     refuse_file(settings.out)
     check_share(settings.share)
+    mixed.check_share(settings.patches)
     if settings.where is not None and settings.where != "auto" and not settings.where.endswith("json"):
         stored_values(settings.where)  # that it is a picture is known now
     with launched(settings.device) as ranks:
@@ -165,7 +169,7 @@ def is_done(file: Path, image: Path, same: dict[str, str], settings: ScanSetting
         return False
     return (
         all(about.get(name) == value for name, value in same.items())
-        and (about["cores"], about["share"]) == (settings.cores, settings.share)
+        and all(about[name] == getattr(settings, name) for name in ("cores", "share", "patches"))
         and about.get("where") == settings.where
         and about.get("mask", []) == mask_stamp(settings)
         and about.get("asked", {}) == settings.view()
@@ -188,6 +192,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings, ranks:
                 picture,
                 cores=settings.cores,
                 share=settings.share,
+                patches=settings.patches,
                 where=settings.where,
                 tokens=settings.tokens,
                 spill=settings.spill,

@@ -27,6 +27,8 @@ from veca.fused import AS_WRITTEN, FusedBlock, Workspace, can_fuse, piece_size, 
 from veca.large.picture import Strips, StripSource, open_strips
 from veca.large.sinks import NpySink, Sink, boxes
 from veca.large.source import Array
+from veca.mixed import Cells
+from veca.mixed_strips import CellTurns, embedded_cells
 from veca.parallel import Patches, Together
 from veca.rope import Rotation, axis_coords, frequencies
 
@@ -162,7 +164,7 @@ def refuse_changed(model: Veca) -> None:
 def travel(
     model: Veca,
     strips: Strips,
-    chosen: Patches,  # those that are read, by this rank
+    chosen: Patches | Cells,  # those that are read, by this rank; or squares of several sizes
     budget: int,
     tile: int,
     buffer: Buffer,
@@ -176,9 +178,16 @@ def travel(
     report = report or (lambda what, done, total: None)
     grid, device, dtype = grid_of(model, strips), buffer.device, dtype_of(model)
     with ranks.agreed():
-        for start, rows in embedded(model, strips, grid, chosen, tile, report):
+        rows_in_order = (
+            embedded_cells(model, strips, chosen, tile, report)
+            if isinstance(chosen, Cells)
+            else embedded(model, strips, grid, chosen, tile, report)
+        )
+        for start, rows in rows_in_order:
             buffer.keep(start, rows)
-    turns = GridTurns(model, grid, device) if model.config.turns else None
+    turns: GridTurns | CellTurns | None = None
+    if model.config.turns:
+        turns = CellTurns(model, chosen) if isinstance(chosen, Cells) else GridTurns(model, grid, chosen, device)
     path: list[CoreSide] = []
     tokens, state, pace = model.bank(budget, 1)
     tokens = tokens.to(dtype).clone()
@@ -193,7 +202,7 @@ def travel(
         seen: Read | None = None
         for start, stop in pieces(buffer.count, tile):
             rows = buffer.load(start, stop)[None].to(dtype)
-            by = None if turns is None else turns.at(numbers(start, stop, chosen, device))
+            by = None if turns is None else turns.at(start, stop)
             view = block.norm_attn(rows)
             new = block.read(side, view, by)
             seen = new if seen is None else seen.merge(new)
@@ -244,15 +253,16 @@ def embedded(
 
 
 class GridTurns:
-    """The rotation of any patches of a grid, from h + w angles."""
+    """The rotation of chosen patches of a grid, from h + w angles."""
 
-    def __init__(self, model: Veca, grid: tuple[int, int], device: torch.device) -> None:
+    def __init__(self, model: Veca, grid: tuple[int, int], chosen: Patches, device: torch.device) -> None:
         each = frequencies(model.config.head_width, model.config.rope_zero_fraction, device)
-        self.width = grid[1]
+        self.width, self.chosen, self.device = grid[1], chosen, device
         self.x, self.y = (axis_coords(count, device)[:, None] * each for count in (grid[1], grid[0]))
         self.parts = [(part(self.x), part(self.y)) for part in (torch.cos, torch.sin)]
 
-    def at(self, patches: Tensor) -> Rotation:  # n numbers
+    def at(self, start: int, stop: int) -> Rotation:
+        patches = numbers(start, stop, self.chosen, self.device)
         column, row = patches % self.width, patches // self.width
         return Rotation(*(torch.cat((x[column], y[row]), dim=-1)[None, None] for x, y in self.parts))
 
