@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from veca import fused
-from veca.errors import InputError
 from veca.analysis.contributions import contributions
+from veca.errors import InputError
 from veca.mixed import Cells, choose_cells, detail, level_grids, tokens_of
 from veca.model import Veca
 from veca.scan_file import open_scan

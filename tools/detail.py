@@ -5,8 +5,8 @@
 
 A photograph's shorter side is reduced to each size and the middle cut out, never enlarged. `cosine` is the mean over
 patches and photographs of the cosine to the pass with all patches; `worst` the mean of the worst tenth of the patches.
-`reduced` is the rival: the whole image made smaller to as many tokens, its features enlarged (bilinear). `known` is what
-no measure can know beforehand: how far the features of the full pass are from those of the image at half the size.
+`reduced` is the rival: the whole image made smaller to as many tokens, its features enlarged (bilinear). `known` is
+what no measure can know beforehand: how far the features of the full pass are from those of the image at half the size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,7 @@ class Settings:
     """of the patches that are spent"""
     measures: tuple[str, ...] = ()
     """which; all without this"""
-    larger: tuple[float, ...] = (2.0, 8.0, 32.0)
+    larger: tuple[float, ...] = (8.0, 32.0)
     """how many times a loss in a cell of 4 patches counts one of 2"""
     images: int = 8
     """how many photographs"""
@@ -64,7 +65,7 @@ def lost(maps: Tensor, cell: int) -> Gains:
     levels = pyramid(maps.float(), cell)
     return [
         nn.functional.avg_pool2d((halved(fine.square(), cell) - coarse.square()).sum(1, keepdim=True), cell)[:, 0]
-        for fine, coarse in zip(levels[:-1], levels[1:], strict=True)
+        for fine, coarse in pairwise(levels)
     ]
 
 
@@ -113,7 +114,7 @@ def embedding(model: Veca, images: Tensor, normed: bool = False, mean: bool = Fa
     levels = embedded(model, images)
     if normed:
         levels = [nn.functional.normalize(level, dim=1) for level in levels]
-    for fine, coarse in zip(levels[:-1], levels[1:], strict=True):
+    for fine, coarse in pairwise(levels):
         h, w = coarse.shape[-2:]
         if mean:
             found.append((halved(fine, 1) - coarse).square().sum(1).sqrt())
@@ -128,7 +129,7 @@ def spectrum(model: Veca, images: Tensor) -> Gains:
     """How the embedding of a cell differs from that of its finer parts in length, as channels see it."""
     found = []
     levels = embedded(model, images)
-    for fine, coarse in zip(levels[:-1], levels[1:], strict=True):
+    for fine, coarse in pairwise(levels):
         found.append((halved(fine.square(), 1).clamp_min(0).sqrt() - coarse.abs()).square().sum(1).sqrt())
     return found
 
@@ -143,7 +144,7 @@ def tokens(model: Veca, images: Tensor) -> Gains:
         levels.append(nn.functional.layer_norm(small.patches[0].float(), (model.embed_dim,)).transpose(1, 2))
     side = images.shape[-1] // p
     maps = [level.unflatten(-1, (-1, side >> scale)) for scale, level in enumerate(levels)]
-    for fine, coarse in zip(maps[:-1], maps[1:], strict=True):
+    for fine, coarse in pairwise(maps):
         found.append(apart(fine, coarse))
     return found
 
@@ -151,7 +152,9 @@ def tokens(model: Veca, images: Tensor) -> Gains:
 def apart(fine: Tensor, coarse: Tensor) -> Tensor:
     h, w = coarse.shape[-2:]
     larger = nn.functional.interpolate(coarse, scale_factor=2, mode="bilinear")
-    return nn.functional.avg_pool2d((fine[..., : 2 * h, : 2 * w] - larger).square().sum(1, keepdim=True), 2)[:, 0].sqrt()
+    return nn.functional.avg_pool2d((fine[..., : 2 * h, : 2 * w] - larger).square().sum(1, keepdim=True), 2)[
+        :, 0
+    ].sqrt()
 
 
 def known(model: Veca, images: Tensor) -> Gains:
@@ -160,7 +163,7 @@ def known(model: Veca, images: Tensor) -> Gains:
     for level in pyramid(images, model.patch_size):
         out = model(level.to(model.norm.weight.dtype))
         maps.append(nn.functional.normalize(out.patches.float(), dim=-1).transpose(1, 2).unflatten(-1, out.grid))
-    return [apart(fine, coarse) for fine, coarse in zip(maps[:-1], maps[1:], strict=True)]
+    return [apart(fine, coarse) for fine, coarse in pairwise(maps)]
 
 
 MEASURES: dict[str, Callable[[Veca, Tensor], Gains]] = {
@@ -224,17 +227,13 @@ def compare(settings: Settings, model: Veca) -> Rows:
             expected = model(images.to(model.norm.weight.dtype)).patches[0]
             grid = (size // model.patch_size,) * 2
             for share in settings.shares:
-                found.setdefault((share, "reduced", ""), []).append(
-                    agreement(reduced(model, images, share), expected)
-                )
+                found.setdefault((share, "reduced", ""), []).append(agreement(reduced(model, images, share), expected))
             for name in names:
                 small, large = MEASURES[name](model, images)
                 for share in settings.shares:
                     for larger in (1.0,) if name == "now" else settings.larger:
                         chosen = Cells(refined([small, large * larger], grid, share), grid)
-                        layers = model.forward_layers(
-                            images.to(model.norm.weight.dtype), cells=chosen, last_only=True
-                        )
+                        layers = model.forward_layers(images.to(model.norm.weight.dtype), cells=chosen, last_only=True)
                         dense = chosen.spread(model.output(layers.patches[-1]))[0]
                         key = (share, name, "" if name == "now" else f"{larger:g}")
                         found.setdefault(key, []).append(agreement(dense, expected))

@@ -96,7 +96,7 @@ class Backbone:
         if patches != AUTO:
             check_share(patches)
         if patches != 1 and share < 1:
-            raise InputError("--patches and --share do not go together: one spends fewer patches, the other reads fewer")
+            raise InputError("--patches and --share do not go together: one spends fewer patches, one reads fewer")
         self.share, self.stride, self.patches = share, stride, patches
         return self
 

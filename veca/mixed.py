@@ -43,12 +43,16 @@ class Cells(NamedTuple):
         numbers, grids = self.numbers, level_grids(self.grid)
         counts = [h * w for h, w in grids]
         scale = sum((numbers >= sum(counts[:level])).long() for level in range(1, SCALES))
-        first, width = (
+        first, width, side = (
             numbers.new_tensor(values)[scale]
-            for values in ([sum(counts[:level]) for level in range(SCALES)], [w for _, w in grids])
+            for values in (
+                [sum(counts[:level]) for level in range(SCALES)],
+                [w for _, w in grids],
+                [1 << level for level in range(SCALES)],
+            )
         )
         row, column = (numbers - first) // width, (numbers - first) % width
-        return torch.stack((column << scale, row << scale, 1 << scale), dim=-1)
+        return torch.stack((column * side, row * side, side), dim=-1)
 
     @property
     def centres(self) -> Tensor:

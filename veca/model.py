@@ -375,8 +375,9 @@ class Veca(DinoNames, nn.Module):
 
         Takes what `stream` takes. With `share` below 1 the cores read an even share of the patches, at that share of
         the cost; with `patches` they read that share of them at mixed scale, coarse ones where there is little to see
-        (the source is then read twice). `where` is a mask of any resolution (an array, a path to a picture or to GeoJSON): patches of which it
-        covers less than half are neither read nor looked with; "auto" finds blank glass, or nodata.
+        (the source is then read twice). `where` is a mask of any resolution (an array, a path to a picture or to
+        GeoJSON): patches of which it covers less than half are neither read nor looked with; "auto" finds blank glass,
+        or nodata.
         """
         from veca.scan import scan
 

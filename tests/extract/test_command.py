@@ -241,10 +241,7 @@ def test_a_share_of_the_patches_is_noted(kind: str, photos: Path, model: Path, t
     out = tmp_path / "out"
     more = ("--workers", 0, "--format", kind, "--size", 128)
     assert main([str(photos), *options(model, out, *more, "--patches", 0.5)]) == 0
-    if kind == "npz":
-        found = list(rows(out).values())
-    else:
-        found = pandas.read_parquet(out).to_dict("records")
+    found = list(rows(out).values()) if kind == "npz" else pandas.read_parquet(out).to_dict("records")
     assert len(found) == 6
     for row in found:
         grid = tuple(int(side) for side in row["grid"])

@@ -137,13 +137,25 @@ def test_knn(probe: Probe, classes: Path, tmp_path: Path) -> None:
     assert "top1_k20" in text
 
 
-def test_shares_of_the_patches_are_rows_of_one_table(
-    probe: Probe, pixels: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_shares_of_the_patches_are_rows_of_one_table(probe: Probe, pixels: Path, teacher: Path, tmp_path: Path) -> None:
     """A model without mixed scale has one row; features of different shares are not taken for each other."""
     out = tmp_path / "out"
     status, text = probe(
-        *("segment", "--data", pixels, "--model", teacher, "--model", TINY, "--cores", "8", "--size", 128, "--seeds", 1),
+        *(
+            "segment",
+            "--data",
+            pixels,
+            "--model",
+            teacher,
+            "--model",
+            TINY,
+            "--cores",
+            "8",
+            "--size",
+            128,
+            "--seeds",
+            1,
+        ),
         *("--patches", "1,0.5", "--steps", 5, "--out", out),
     )
     assert status == 0, text

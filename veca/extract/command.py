@@ -86,8 +86,8 @@ class FeaturesSettings:
     stride: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """with --dense: pixels from one feature to the next, from 1 to the patch size (None); fewer make a finer map"""
     patches: float | Literal["auto"] = 1.0
-    """share of the patches that is spent: large squares stand for several where there is little to see, the output is as
-    fine as ever; DIR/index.jsonl has the `tokens` of each image"""
+    """share of the patches that is spent: large squares stand for several where there is little to see, and the output
+    is as fine as ever; DIR/index.jsonl has the `tokens` of each image"""
     batch: int = 16
     """images of equal grid that go through the model together"""
     workers: int = min(8, max(1, (os.cpu_count() or 2) // 2))
@@ -179,7 +179,9 @@ def new_extractor(settings: FeaturesSettings) -> Extractor:
 
 def options(settings: FeaturesSettings) -> dict[str, Any]:
     """What `Extractor` takes besides the model."""
-    return {name: getattr(settings, name) for name in ("cores", "size", "dense", "stride", "patches", "dtype", "device")}
+    return {
+        name: getattr(settings, name) for name in ("cores", "size", "dense", "stride", "patches", "dtype", "device")
+    }
 
 
 def folder_of(

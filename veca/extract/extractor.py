@@ -8,6 +8,7 @@ dataset.map_batches(veca.Extractor, concurrency=4, …)     # Ray Data: the clas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ class Extractor:
             torch.cuda.empty_cache()
         halves = [self.compute(part, cores) for part in pixels.split((count + 1) // 2)]
         cls, patches, grids, bank, tokens = zip(*halves, strict=True)
-        return Features(torch.cat(cls), torch.cat(patches), grids[0], torch.cat(bank), sum(tokens, []))
+        return Features(torch.cat(cls), torch.cat(patches), grids[0], torch.cat(bank), [*chain(*tokens)])
 
     def _forward(self, pixels: Tensor, cores: int | None) -> Features:
         backbone, patch = self.backbone, self.patch_size

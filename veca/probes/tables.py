@@ -145,7 +145,10 @@ class Table:
             }
             rows.append(
                 {
-                    **{name: getattr(row, name) for name in ("model", "source", "weights", "size", "pixels", "cores", "patches")},
+                    **{
+                        name: getattr(row, name)
+                        for name in ("model", "source", "weights", "size", "pixels", "cores", "patches")
+                    },
                     "metrics": scores,
                     "share_of_first": self.share(row),
                     "per_class": row.per_class,
