@@ -94,11 +94,11 @@ class Cells(NamedTuple):
         place = self._flat(sum(counts))
 
         def on_levels(rows: Tensor) -> list[Tensor]:  # (B·n)×D → B×D×h×w each
-            parts = rows.unflatten(0, (len(self.numbers), -1)).split(counts, dim=1)
+            parts = rows.unflatten(0, (self.numbers.shape[0], -1)).split(counts, dim=1)
             return [part.transpose(1, 2).unflatten(-1, grid) for part, grid in zip(parts, grids, strict=True)]
 
         rows = features.float().flatten(0, 1)
-        nothing = rows.new_zeros(len(self.numbers) * sum(counts), rows.shape[-1])
+        nothing = rows.new_zeros(self.numbers.shape[0] * sum(counts), rows.shape[-1])
         maps, known = on_levels(nothing.index_copy(0, place, rows)), on_levels(nothing[:, :1].index_fill(0, place, 1))
         for fine, coarse in pairwise(range(SCALES)):  # zero where a cell is neither chosen nor split: sums will do
             maps[coarse] = maps[coarse] + halved(maps[fine], 1)
@@ -109,7 +109,9 @@ class Cells(NamedTuple):
 
     def _flat(self, count: int) -> Tensor:
         """B·T numbers of rows, where each image has `count`."""
-        return (self.numbers + torch.arange(len(self.numbers), device=self.numbers.device)[:, None] * count).flatten()
+        return (
+            self.numbers + torch.arange(self.numbers.shape[0], device=self.numbers.device)[:, None] * count
+        ).flatten()
 
 
 def choose_cells(images: Tensor, patch: int, share: float) -> Cells:
@@ -165,7 +167,7 @@ def refined(gains: list[Tensor], grid: tuple[int, int], share: float) -> Tensor:
     best parts have together, and parts count no more than it.
     """
     small, large = gains
-    batch, device = len(small), small.device
+    batch, device = small.shape[0], small.device
     (h, w), (h2, w2), (h4, w4) = level_grids(grid)
     parts = small[:, : 2 * h4, : 2 * w4].unflatten(2, (w4, 2)).unflatten(1, (h4, 2)).permute(0, 1, 3, 2, 4).flatten(3)
     best = parts.sort(-1, descending=True).values

@@ -177,11 +177,9 @@ class Veca(DinoNames, nn.Module):
             for group, out in zip(groups, outs, strict=True)
             for place in range(len(group))
         ]
-        together = {
-            name: torch.cat([getattr(out, name) for out in outs])[order]
-            for name in ("cls", "patches", "cores", "coords")
-        }
-        return VecaOutput(**together, grid=grid, cells=[cells[place] for place in order.tolist()])
+        cls, dense, core_features, coords = (torch.cat(parts)[order] for parts in list(zip(*outs, strict=True))[:4])
+        ordered = [cells[place] for place in order.tolist()]
+        return VecaOutput(cls, dense, core_features, coords, grid, cells=ordered)
 
     def forward_layers(
         self,
