@@ -8,16 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_streaming import SLOW, VARIANTS, same, small
+from PIL import Image
+from test_streaming import SLOW, VARIANTS, photo, same, small
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from veca import fused
 from veca.analysis.contributions import contributions
+from veca.cli import main as run_command
 from veca.errors import InputError
 from veca.mixed import Cells, choose_cells, detail, level_grids, tokens_of
 from veca.model import Veca
-from veca.scan_file import open_scan
+from veca.scan_file import open_scan, scan_header
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TENSORS = ("cls", "patches", "cores", "coords")
@@ -299,3 +301,20 @@ def test_a_scan_of_cells_is_saved_and_opened(tmp_path: Path) -> None:
 def test_what_does_not_go_with_cells_is_refused(more: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"^patches= goes with no [^\n]*$"):
         small().scan(torch.zeros(3, 64, 64), patches=0.5, **more)  # type: ignore[arg-type]
+
+
+def test_a_scan_of_cells_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file says the share, and another share is another scan."""
+    small().save(tmp_path / "model")
+    Image.fromarray(photo(160, 128)).save(tmp_path / "a.png")
+    arguments = ["scan", str(tmp_path / "a.png"), "--out", str(tmp_path), "--model", str(tmp_path / "model")]
+    for share, said in (
+        ("0.5", "1 images scanned"),
+        ("0.5", "0 images scanned, 1"),
+        ("1", "1 images scanned"),
+    ):
+        assert run_command([*arguments, "--cores", "4", "--patches", share, "--device", "cpu"]) == 0
+        assert said in capsys.readouterr().out
+        assert scan_header(tmp_path / "a.png.scan")["patches"] == float(share)
+    assert run_command([*arguments, "--patches", "2"]) == 2
+    assert "patches must be a share" in capsys.readouterr().err
