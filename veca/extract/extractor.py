@@ -177,7 +177,8 @@ class Extractor:
             out = scanned(backbone.model, images, cores, backbone.share, backbone.stride, backbone.patches)
             tokens = [tokens_of(grid, float(backbone.patches))] * len(images)
         else:
-            out = backbone.model(images, cores=cores, patches=backbone.patches)
+            spent = {} if backbone.patches == 1 else {"patches": backbone.patches}
+            out = backbone.model(images, cores=cores, **spent)
             tokens = out.tokens
         return Features(out.cls.float(), out.patches.float(), out.grid, out.cores.float(), tokens)
 
