@@ -19,7 +19,7 @@ from onnx import numpy_helper
 import veca
 from veca.config import VecaConfig
 from veca.errors import InputError
-from veca.export import ExportedNetwork, bundled_photos, export, main, open_session
+from veca.export import ExportedNetwork, Mixed, bundled_photos, export, main, open_session
 from veca.model import Veca
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +104,21 @@ def test_onnx_of_a_converted_model_agrees_too(files: Path) -> None:
     agrees(model, files / "converted.onnx", 1)
 
 
+def test_onnx_at_mixed_scale_agrees_too(files: Path) -> None:
+    """One size, any batch, of which every image has its own cells; a blank one, where all cells are alike, too."""
+    model, path, side = small(**VARIANTS["converted"]), files / "mixed.onnx", 9 * 14
+    export(model, path, 5, False, bundled_photos()[:1], Mixed(0.5, side))
+    session = open_session(path)
+    images = torch.randn(3, 3, side, side) * torch.rand(3, 1, 9, 9).repeat_interleave(14, 2).repeat_interleave(14, 3)
+    images[1] = 0
+    with torch.inference_mode():
+        ours = model(images, cores=5, patches=0.5)
+    assert ours.tokens == [39] * 3
+    results = session.run(["cls", "patches", "cores", "coords"], {"images": images.numpy()})
+    for result, tensor in zip(results, (ours.cls, ours.patches, ours.cores, ours.coords), strict=True):
+        np.testing.assert_allclose(result, tensor.numpy(), atol=1e-4, rtol=0)
+
+
 def weight_bytes(path: Path) -> int:
     return sum(numpy_helper.to_array(tensor).nbytes for tensor in onnx.load(path).graph.initializer)
 
@@ -112,7 +127,7 @@ def test_eight_bits_are_smaller_close_and_judged(
     written: tuple[Veca, Path], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, plain = written
-    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path: shutil.copy(plain, path))
+    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path, mixed: shutil.copy(plain, path))
     path = files / "int8.onnx"
     agreement = export(model, path, 7, True, bundled_photos()[:2])
     assert 0.99 <= agreement.dense_cosine < 1
@@ -129,7 +144,7 @@ def test_a_file_that_disagrees_never_takes_its_place(
     written: tuple[Veca, Path], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, plain = written
-    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path: shutil.copy(plain, path))
+    monkeypatch.setattr("veca.export.write_onnx", lambda model, cores, path, mixed: shutil.copy(plain, path))
     target = files / "wrong.onnx"
     target.write_bytes(b"the file that was there before")
     with pytest.raises(InputError, match="differs from PyTorch by"):
@@ -147,6 +162,14 @@ def test_a_file_that_disagrees_never_takes_its_place(
         (["--triton", "model/config.json"], "--triton model/config.json is a file, not a folder"),
         (["--out", "m.onnx", "--cores", "13"], "from 1 to 12"),
         (["--out", "m.onnx", "--cores", "4", "--photos", "none.jpg"], "none.jpg: no such file"),
+        (["--out", "m.onnx", "--cores", "4", "--patches", "0.5"], "--patches below 1 and --size go together"),
+        (["--out", "m.onnx", "--cores", "4", "--size", "64"], "--patches below 1 and --size go together"),
+        (
+            ["--out", "m.onnx", "--cores", "4", "--patches", "0.5", "--size", "65"],
+            "multiple of the patch size 16, not 65",
+        ),
+        (["--out", "m.onnx", "--cores", "4", "--patches", "0"], "patches must lie above 0"),
+        (["--triton", "r", "--cores", "4", "--patches", "0.5", "--size", "64"], "--triton is for files that take"),
     ],
 )
 def test_mistakes_are_one_line(

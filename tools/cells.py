@@ -59,6 +59,8 @@ class Settings:
     """budgets"""
     shares: tuple[float, ...] = (1.0, 0.25)
     """of the patches that the cores read"""
+    patches: tuple[float, ...] = (1.0,)
+    """shares of them that are spent, at mixed scale"""
     sizes: tuple[int, ...] = (448, 896, 1344, 1792)
     """widths of the photographs; heights are 9/16 of that"""
     a_stretch: int = 10
@@ -78,6 +80,7 @@ class Row(NamedTuple):
     cores: int | None
     share: float
     tiles: str  # "", "apart" or "overlapping"
+    patches: float = 1.0
 
     @property
     def name(self) -> str:
@@ -86,16 +89,19 @@ class Row(NamedTuple):
             self.model
             + budget
             + (f"-share{self.share:g}" if self.share < 1 else "")
+            + (f"-patches{self.patches:g}" if self.patches < 1 else "")
             + (self.tiles and f"-{self.tiles}")
         )
 
 
 def rows_of(settings: Settings, width: int) -> list[Row]:
-    """The teacher whole and, where it is larger than one, in tiles; the model by budget and share."""
+    """The teacher whole and, where it is larger than one, in tiles; the model by budget, share read and share spent."""
     tiles = ("", "apart", "overlapping") if width > TILE else ("",)
     name = Path(settings.model).name
     return [Row("teacher", None, 1.0, way) for way in tiles] + [
-        Row(name, cores, share, "") for share, cores in product(settings.shares, settings.cores)
+        Row(name, cores, share, "", patches)
+        for patches, share, cores in product(settings.patches, settings.shares, settings.cores)
+        if patches == 1 or share == 1
     ]
 
 
@@ -108,10 +114,12 @@ class Ways:
         self.model = load_backbone(settings.model, dtype=precision)
         for share in settings.shares:
             self.model.reading(share, None)
+        for patches in settings.patches:
+            self.model.reading(1.0, None, patches)
         self.model.budgets(settings.cores)  # refused before the long work
 
     def backbone(self, row: Row) -> Backbone:
-        return self.teacher if row.model == "teacher" else replace(self.model, share=row.share)
+        return self.teacher if row.model == "teacher" else replace(self.model, share=row.share, patches=row.patches)
 
     def digest(self, row: Row) -> str:
         return (self.teacher if row.model == "teacher" else self.model).digest[:12]

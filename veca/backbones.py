@@ -21,6 +21,7 @@ from veca.teachers import Teacher, load_teacher
 from veca.weights import bundled_models, load, weights_digest
 
 RANDOM = "random:"
+AUTO = "auto"  # patches, chosen by the model
 
 
 Model = Veca | Teacher
@@ -35,6 +36,7 @@ class Backbone:
     source: str = ""  # what it was loaded from
     share: float = 1.0  # of the patches that its cores read
     stride: float | None = None  # pixels from one feature to the next; None: the patch size
+    patches: float | str = 1.0  # share of the grid's that is spent, at mixed scale; what `Veca.forward` takes
 
     @property
     def veca(self) -> Veca:
@@ -78,14 +80,22 @@ class Backbone:
                 raise InputError(f"--cores {budget}: {self.source} has budgets from 1 to {self.bank}")
         return cores or (self.bank,)
 
-    def reading(self, share: float, stride: float | None) -> Backbone:
-        """The same model with a share of its patches read, or with features at another stride."""
-        if share < 1 or stride is not None:
+    def shares(self, patches: tuple[float | str, ...]) -> tuple[float | str, ...]:
+        """Which of the shares asked for apply: a model that is no VECA spends all its patches."""
+        return patches if isinstance(self.model, Veca) else (1.0,)
+
+    def reading(self, share: float, stride: float | None, patches: float | str = 1.0) -> Backbone:
+        """The same model with a share of its patches read or spent, or with features at another stride."""
+        if share < 1 or stride is not None or patches != 1:
             self.veca  # noqa: B018  (refuses other models)
         check_share(share, "--share")
         if stride is not None and not (1 <= stride <= self.patch_size and self.patch_size % stride == 0):
             raise InputError(f"--stride must divide the patch size {self.patch_size} of {self.source}, not {stride}")
-        self.share, self.stride = share, stride
+        if patches != AUTO:
+            check_share(patches, "--patches")
+        if patches != 1 and share < 1:
+            raise InputError("--patches and --share do not go together: one spends fewer patches, one reads fewer")
+        self.share, self.stride, self.patches = share, stride, patches
         return self
 
     def pixels(self, size: int) -> int:

@@ -53,6 +53,7 @@ class Export:
 
     Examples:
       veca export veca-s14 --cores 64 --out veca-s14-64.onnx
+      veca export veca-s14 --out half.onnx --patches 0.5 --size 448
       veca export models/mine --cores 16 --out mine-16-int8.onnx --int8
       veca export veca-s14 --cores 64 --triton repository/      (the folders and config.pbtxt that Triton asks for)
     """
@@ -65,6 +66,10 @@ class Export:
     """instead: a model repository of NVIDIA Triton, to which the model is added as NAME-CORES"""
     cores: int = 64
     """the budget, fixed in the file"""
+    patches: float = 1.0
+    """share of the patches that the file spends, at mixed scale; below 1 its images have one size"""
+    size: int | None = None
+    """with --patches: the side of the square images, in pixels, a multiple of the patch size"""
     int8: tyro.conf.FlagCreatePairsOff[bool] = False
     """8-bit weights and activations: a quarter of the size, about 1.6 times as fast on CPUs with VNNI"""
     photos: tuple[Path, ...] = ()
@@ -98,16 +103,25 @@ def main(arguments: list[str]) -> None:
     missing = next((photo for photo in photos if not photo.is_file()), None)
     if missing is not None:
         raise InputError(f"{missing}: no such file")
+    check_share(settings.patches, "--patches")
+    if (settings.patches < 1) != (settings.size is not None):
+        raise InputError("--patches below 1 and --size go together: a file at mixed scale takes images of one size")
+    if settings.patches < 1 and settings.triton is not None:
+        raise InputError("--triton is for files that take images of any size, not for --patches")
     model = load(settings.model, cores=settings.cores)
     try:
-        agreement = export(model, out, settings.cores, settings.int8, photos)
+        mixed = None if settings.size is None else Mixed(settings.patches, settings.size)
+        agreement = export(model, out, settings.cores, settings.int8, photos, mixed)
         if settings.triton is not None:
             write_text(out.parents[1] / "config.pbtxt", triton_config(out.parents[1].name, model, settings.cores))
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
     size = out.stat().st_size / 1e6
     kind = "8 bits" if settings.int8 else "float32"
-    print(f"{out}: {size:.1f} MB, opset {OPSET}, {settings.cores} cores, {kind}; batch, height and width free")
+    free = "batch, height and width free"
+    if mixed is not None:
+        free = f"{mixed.share:g} of the patches of {mixed.size}×{mixed.size} pixels; batch free"
+    print(f"{out}: {size:.1f} MB, opset {OPSET}, {settings.cores} cores, {kind}; {free}")
     print(f"compared with PyTorch on {len(photos)} photographs at {', '.join(agreement.sizes)}:")
     allowed = f"at least {LEAST_COSINE}" if settings.int8 else "not judged"
     print(f"  cosine: dense {agreement.dense_cosine:.5f} ({allowed}), global {agreement.global_cosine:.5f}")
@@ -115,18 +129,27 @@ def main(arguments: list[str]) -> None:
     print(f"  largest difference: {agreement.difference:.1e} ({allowed})")
 
 
-def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path]) -> Agreement:
+class Mixed(NamedTuple):
+    """A file at mixed scale."""
+
+    share: float  # of the patches
+    size: int  # side of its images
+
+
+def export(model: Veca, out: Path, cores: int, int8: bool, photos: list[Path], mixed: Mixed | None = None) -> Agreement:
     """Write `out` whole, or not at all when it does not agree with PyTorch."""
     if model.config.attention == "dense":
         raise InputError("the dense control arm is for training experiments and is not exported")
     model = copy.deepcopy(model).float().cpu().eval()  # the caller's own stays as it is
     if not 1 <= cores <= model.config.bank:
         raise InputError(f"--cores must lie between 1 and {model.config.bank} (this model's bank), not {cores}")
+    if mixed is not None and (mixed.size < model.patch_size or mixed.size % model.patch_size):
+        raise InputError(f"--size must be a multiple of the patch size {model.patch_size}, not {mixed.size}")
     with whole_file(out) as temporary:
-        write_onnx(model, cores, temporary)
+        write_onnx(model, cores, temporary, mixed)
         if int8:
             quantize(temporary)
-        agreement = compare(model, temporary, cores, photos)
+        agreement = compare(model, temporary, cores, photos, mixed)
         if int8 and not agreement.dense_cosine >= LEAST_COSINE:
             raise InputError(
                 f"8 bits change the dense feature too much: cosine {agreement.dense_cosine:.4f} on photographs, at "
@@ -159,21 +182,23 @@ def bundled_photos() -> list[Path]:
     return [folder / name for name in PHOTOS]
 
 
-def write_onnx(model: Veca, cores: int, path: Path) -> None:
+def write_onnx(model: Veca, cores: int, path: Path, mixed: Mixed | None = None) -> None:
     """The float32 graph, weights inside."""
     if not hasattr(torch.onnx, "ops"):
         raise InputError(f"veca export needs torch 2.8 or newer, not {torch.__version__}")
-    network = ExportedNetwork(model, cores).eval()
+    network = ExportedNetwork(model, cores, 1.0 if mixed is None else mixed.share).eval()
     patch = model.patch_size
-    free = {
-        0: torch.export.Dim("batch", min=1, max=2**16),
-        2: patch * torch.export.Dim("grid_height", min=1, max=2**14),
-        3: patch * torch.export.Dim("grid_width", min=1, max=2**14),
-    }
+    free = {0: torch.export.Dim("batch", min=1, max=2**16)}
+    height, width = 5 * patch, 7 * patch
+    if mixed is None:
+        free[2] = patch * torch.export.Dim("grid_height", min=1, max=2**14)
+        free[3] = patch * torch.export.Dim("grid_width", min=1, max=2**14)
+    else:
+        height = width = mixed.size
     with _quietly(), torch.no_grad():
         program = torch.onnx.export(
             network,
-            (torch.zeros(2, 3, 5 * patch, 7 * patch),),
+            (torch.zeros(2, 3, height, width),),
             dynamo=True,
             opset_version=OPSET,
             input_names=["images"],
@@ -183,6 +208,8 @@ def write_onnx(model: Veca, cores: int, path: Path) -> None:
         )
     assert program is not None
     about = {"patch_size": patch, "cores": cores, "mean": MEAN, "std": STD, "veca": __version__}
+    if mixed is not None:
+        about |= {"patches": mixed.share, "size": mixed.size}
     program.model.metadata_props.update({name: json.dumps(value) for name, value in about.items()})
     program.save(path)
 
@@ -197,18 +224,22 @@ def quantize(path: Path) -> None:
         )
 
 
-def compare(model: Veca, path: Path, cores: int, photos: list[Path]) -> Agreement:
-    """Run the file on every photograph at several sizes, alone, and on two turned to one shape as a batch."""
+def compare(model: Veca, path: Path, cores: int, photos: list[Path], mixed: Mixed | None = None) -> Agreement:
+    """Run the file on every photograph at several sizes (or the middle at its own), alone, and on two turned to one
+    shape as a batch.
+    """
     session = open_session(path)
     inputs = [
         preprocess(open_image(photo), size=grid * model.patch_size, patch_size=model.patch_size)
         for photo, grid in ((photo, GRIDS[index % len(GRIDS)]) for index, photo in enumerate(photos))
     ]
+    if mixed is not None:
+        inputs = [middle(preprocess(open_image(photo), mixed.size, model.patch_size), mixed.size) for photo in photos]
     inputs.append(torch.cat((inputs[0], inputs[0].flip(-1))))
     differences, dense, overall = [], [], []
     for images in inputs:
         with torch.inference_mode():
-            expected = model(images, cores=cores)
+            expected = model(images, cores=cores, patches=None if mixed is None else mixed.share)
         given = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {"images": images.numpy()}), strict=True))
         for name in OUTPUTS:
             wanted = getattr(expected, name).numpy()
@@ -219,6 +250,12 @@ def compare(model: Veca, path: Path, cores: int, photos: list[Path]) -> Agreemen
         overall.append(cosine(given["cls"], expected.cls.numpy()))
     sizes = ["×".join(map(str, images.shape[-2:])) + (" twice" if len(images) > 1 else "") for images in inputs]
     return Agreement(max(differences), float(np.mean(dense)), float(np.mean(overall)), sizes)
+
+
+def middle(images: Tensor, size: int) -> Tensor:
+    """The square in the middle of images whose shorter side is `size`."""
+    top, left = (images.shape[-2] - size) // 2, (images.shape[-1] - size) // 2
+    return images[..., top : top + size, left : left + size]
 
 
 def open_session(path: Path) -> Any:
@@ -250,9 +287,9 @@ def _quietly() -> Iterator[None]:
 class ExportedNetwork(nn.Module):
     """The forward pass at one budget, on a copy of the model whose attention turns by onnxruntime's own operator."""
 
-    def __init__(self, model: Veca, cores: int) -> None:
+    def __init__(self, model: Veca, cores: int, patches: float = 1.0) -> None:
         super().__init__()
-        self.model, self.cores = copy.deepcopy(model), cores
+        self.model, self.cores, self.patches = copy.deepcopy(model), cores, patches
         for block in self.model.blocks:
             assert isinstance(block, Block)
             block.attn = ExportedAttention(block.attn)
@@ -262,7 +299,7 @@ class ExportedNetwork(nn.Module):
                     setattr(module, name, Product(layer))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        out = self.model(images, cores=self.cores)
+        out = self.model(images, cores=self.cores, patches=None if self.patches == 1 else self.patches)
         return out.cls, out.patches, out.cores, out.coords
 
 

@@ -19,7 +19,7 @@ from veca.dino import DinoNames
 from veca.errors import InputError, check_share
 from veca.fused import FusedPass
 from veca.images import MAX_PIXELS, SIZE, preprocess
-from veca.mixed import Cells, choose_cells
+from veca.mixed import Cells, by_tokens, choose_cells, tokens_of
 from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from veca.large.picture import StripSource
     from veca.large.sinks import Sink
     from veca.scan import Scan
+
+
+NO_ATTENTION = "attention is shown over all patches of the grid: ask for it without patches="
 
 
 class VecaOutput(NamedTuple):
@@ -46,8 +49,16 @@ class VecaOutput(NamedTuple):
     """(h, w), h·w = N"""
     attention: list[AttentionMaps] | None = None
     """one per layer, on request"""
-    cells: Cells | None = None
-    """which squares stood for the patches, at mixed scale"""
+    cells: Cells | list[Cells | None] | None = None
+    """which squares stood for the patches, at mixed scale (None: the patches themselves); of shares of their own one
+    for each image"""
+
+    @property
+    def tokens(self) -> list[int]:
+        """How many squares were spent on each image."""
+        batch, count = self.patches.shape[:2]
+        each = self.cells if isinstance(self.cells, list) else [self.cells] * batch
+        return [count if cells is None else cells.numbers.shape[1] for cells in each]
 
 
 class Layers(NamedTuple):
@@ -60,6 +71,7 @@ class Layers(NamedTuple):
     grid: tuple[int, int]
     start: tuple[Tensor, Tensor]  # cores and patches that entered the first block
     joined: list[Tensor]  # B×(C+N)×D, where asked for
+    cells: Cells | None = None  # what the patches are (N of them), at mixed scale
 
     @property
     def tokens(self) -> list[Tensor]:
@@ -117,20 +129,26 @@ class Veca(DinoNames, nn.Module):
         return_attention: bool = False,
         is_training: None = None,
         *,
-        patches: float | None = None,
+        patches: float | str | Sequence[float] | None = None,
     ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
-        grid's patches to spend, coarse ones where there is little to see (`veca.mixed`); the output is as dense as
-        ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the name of what gives that
-        answer here.
+        grid's patches to spend, coarse ones where there is little to see (`veca.mixed`), or one for each image; the
+        output is as dense as ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the
+        name of what gives that answer here.
         """
         if is_training is not None:
             raise InputError(
                 "DINOv2's is_training=True is model.forward_features(images) here, and is_training=False is "
                 "model(images).cls; model.train() and model.eval() are PyTorch's"
             )
+        if isinstance(patches, Sequence) and not isinstance(patches, str):
+            if return_attention:
+                raise InputError(NO_ATTENTION)
+            return self._forward_each(images, cores, patches)
         cells = self.cells(images, cores, patches)
+        if cells is not None and return_attention:
+            raise InputError(NO_ATTENTION)
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
         core_features, dense = self.output(layers.cores[-1]), self.output(layers.patches[-1])
         return VecaOutput(
@@ -142,6 +160,27 @@ class Veca(DinoNames, nn.Module):
             attention=layers.attention if return_attention else None,
             cells=cells,
         )
+
+    def _forward_each(self, images: Tensor, cores: int | None, shares: Sequence[float]) -> VecaOutput:
+        """Every image with its own share of the patches; those with as many tokens go through together."""
+        self.check(images, cores)
+        if len(shares) != len(images) or not shares:
+            raise InputError(f"patches must be one share, or one for each of {len(images)} images, not {len(shares)}")
+        for share in shares:
+            check_share(share, "patches")
+        grid = (images.shape[-2] // self.config.patch_size, images.shape[-1] // self.config.patch_size)
+        groups = by_tokens(grid, shares)
+        outs = [self(images[group], cores, patches=shares[group[0]]) for group in groups]
+        numbers = [number for group in groups for number in group]
+        order = torch.tensor(numbers, device=images.device).argsort()
+        cells = [
+            Cells(out.cells.numbers[[place]], grid) if isinstance(out.cells, Cells) else None
+            for group, out in zip(groups, outs, strict=True)
+            for place in range(len(group))
+        ]
+        cls, dense, core_features, coords = (torch.cat(parts)[order] for parts in list(zip(*outs, strict=True))[:4])
+        ordered = [cells[place] for place in order.tolist()]
+        return VecaOutput(cls, dense, core_features, coords, grid, cells=ordered)
 
     def forward_layers(
         self,
@@ -172,7 +211,7 @@ class Veca(DinoNames, nn.Module):
         tokens, state, pace = self.bank(budget, images.shape[0])
         tokens = tokens.to(patches.dtype)
         by_patch = self.patch_rotation(grid, images.device, cells)
-        layers = Layers([], [], [], [], grid, (tokens, patches), [])
+        layers = Layers([], [], [], [], grid, (tokens, patches), [], cells)
         fused = None
         if forced_patches is None and reading is None and not return_attention and not joined:
             fused = FusedPass.start(self.blocks, tokens, patches)  # the same blocks, faster; None where it must not
@@ -241,13 +280,15 @@ class Veca(DinoNames, nn.Module):
             raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
         return budget
 
-    def cells(self, images: Tensor, cores: int | None, share: float | None) -> Cells | None:
+    def cells(self, images: Tensor, cores: int | None, share: float | str | None) -> Cells | None:
         """The cells of a pass with this share of the patches; None: the grid's own."""
         if share is None:
             return None
         check_share(share, "patches")
         self.check(images, cores)
-        return None if share == 1 else choose_cells(images, self.config.patch_size, share)
+        patch, share = self.config.patch_size, float(share)
+        h, w = images.shape[-2] // patch, images.shape[-1] // patch
+        return None if tokens_of((h, w), share) == h * w else choose_cells(images, patch, share)
 
     def embed(self, images: Tensor, cells: Cells | None = None) -> tuple[Tensor, tuple[int, int]]:
         """Patch tokens (B×N×D, or of `cells`), with their table entries where the model has a table, and the grid."""
@@ -314,6 +355,7 @@ class Veca(DinoNames, nn.Module):
         (h×w×D′) for the dense feature, which the result then maps, or a sink (veca.large.sinks). `where` is a mask (see
         `scan`): the feature of what it leaves out is zero. `report` hears what is done, how much, of how much.
         With a `group` of torch.distributed its ranks, all of which call this, share the image (docs/parallel.md).
+        There is no mixed scale here: `scan(source, patches=…)` has it, and looks anywhere.
         """
         from veca.streaming import stream
 
@@ -326,6 +368,7 @@ class Veca(DinoNames, nn.Module):
         tile: int | None = None,
         *,
         share: float = 1.0,
+        patches: float | str | None = None,
         where: str | Path | np.ndarray[Any, Any] | Tensor | None = None,
         tokens: Literal["float32", "float16"] = "float32",
         spill: str | Path | None = None,
@@ -336,12 +379,14 @@ class Veca(DinoNames, nn.Module):
         """One pass over an image of any size that keeps what its cores went through: `look` at any part of it later.
 
         Takes what `stream` takes. With `share` below 1 the cores read an even share of the patches, at that share of
-        the cost; `where` is a mask of any resolution (an array, a path to a picture or to GeoJSON): patches of which it
-        covers less than half are neither read nor looked with; "auto" finds blank glass, or nodata.
+        the cost; with `patches` they read that share of them at mixed scale, coarse ones where there is little to see
+        (the source is then read twice). `where` is a mask of any resolution (an array, a path to a picture or to
+        GeoJSON): patches of which it covers less than half are neither read nor looked with; "auto" finds blank glass,
+        or nodata.
         """
         from veca.scan import scan
 
-        return scan(self, source, cores, tile, share, where, tokens, spill, out, report, group)
+        return scan(self, source, cores, tile, share, where, tokens, spill, out, report, group, patches)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep only each block's input while training and compute the rest again in the backward pass."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veca import table
+from veca import mixed, table
 from veca.block import CoreSide
 from veca.buffers import Precision, token_buffer
 from veca.errors import InputError, check_share
@@ -33,6 +33,7 @@ from veca.fused import piece_size
 from veca.large.picture import Strips, StripSource, open_strips
 from veca.large.sinks import Sink
 from veca.large.where import mask_of
+from veca.mixed_strips import choose_in_strips
 from veca.parallel import Patches, Together
 from veca.rope import Rotation
 from veca.streaming import (
@@ -79,6 +80,7 @@ class Scan:
         coords: Tensor,  # C×2
         share: float,
         inside: Tensor | None,  # h×w
+        patches: float = 1.0,
     ) -> None:
         self.model, self.strips, self.path = model, strips, path
         self.cores = cores
@@ -87,6 +89,8 @@ class Scan:
         """C×2, where they sat in the last layer: (x, y) in [−1, 1]"""
         self.share = share
         """how many of the patches were read"""
+        self.patches = patches
+        """how many there were of the grid's, where they were read at mixed scale"""
         self.inside = inside
         """h×w, which patches the mask includes; None: all"""
         self.size = strips.size
@@ -316,10 +320,15 @@ def scan(
     out: str | os.PathLike[str] | Sink | None = None,
     report: Report | None = None,
     group: ProcessGroup | None = None,
+    patches: float | str | None = None,
 ) -> Scan:
     """See `Veca.scan`."""
     budget, tile = checked(model, cores, tile, tokens, out)
     check_share(share)
+    if patches is not None:
+        check_share(patches, "patches")
+        if float(patches) < 1 and (share < 1 or where is not None or out is not None or group is not None):
+            raise InputError("patches= goes with no share=, where=, out= or group=: the cores read cells of all of it")
     if out is not None and share < 1:
         raise InputError("a file for the dense feature needs all patches: scan without it, then look")
     ranks = Together(group)
@@ -331,28 +340,36 @@ def scan(
             inside = None if where is None else mask_of(where, grid, strips)
             chosen = choose(grid, share, inside)
             mine = ranks.part(chosen, grid[1])
-            buffer = held.enter_context(token_buffer(model, len(mine), tokens, spill))
+            cells, count = None, len(mine)
+            if patches is not None and (spent := mixed.tokens_of(grid, float(patches))) < grid[0] * grid[1]:
+                cells, count = choose_in_strips(model, strips, grid, float(patches), tile), spent
+            buffer = held.enter_context(token_buffer(model, count, tokens, spill))
         ranks.same(size=strips.size, patches=len(chosen), **told_apart(model, budget, tokens, out))
         collect = None if out is None else collector(model, buffer, grid, mine, tile, out, report, ranks, held)
         journey = travel(
-            model, strips, mine, budget, tile, buffer, report, ranks, keep_path=True, look_last=out is not None
+            model, strips, cells or mine, budget, tile, buffer, report, ranks, keep_path=True, look_last=out is not None
         )
         if collect is not None:
             collect()
         opened.pop_all()
     features = model.output(journey.cores)[0].float().cpu()
-    return Scan(model, strips, journey.path, features, journey.coords[0].cpu(), share, inside)
+    return Scan(model, strips, journey.path, features, journey.coords[0].cpu(), share, inside, float(patches or 1))
 
 
 def scanned(
-    model: Veca, images: Tensor, cores: int | None, share: float = 1.0, stride: float | None = None
+    model: Veca,
+    images: Tensor,
+    cores: int | None,
+    share: float = 1.0,
+    stride: float | None = None,
+    patches: float | str | None = None,
 ) -> VecaOutput:
     """What `model(images)` answers when only a share of the patches is read, or on a finer lattice: one by one, each
     image (B×3×H×W) is scanned and then looked at as a whole.
     """
     from veca.model import VecaOutput
 
-    scans = [scan(model, image, cores, share=share) for image in images]
+    scans = [scan(model, image, cores, share=share, patches=patches) for image in images]
     found = [one.look(stride=stride).features for one in scans]
     height, width = found[0].shape[:2]
     core_features = torch.stack([one.cores for one in scans]).to(images.device)

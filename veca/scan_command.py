@@ -62,6 +62,8 @@ class ScanSettings(ViewOptions):
     """the budget: how many cores are active"""
     share: float = 1.0
     """how many of the patches the cores read, evenly spread: 0.25 costs a quarter"""
+    patches: float = 1.0
+    """instead: the cores read so many squares for each of the patches, large ones where there is little to see"""
     carry: tyro.conf.FlagCreatePairsOff[bool] = False
     """with --share, of videos: the cores start from what they read in the last frames"""
     where: Annotated[str | None, tyro.conf.arg(metavar="auto|MASK")] = None
@@ -126,6 +128,7 @@ def main(arguments: list[str]) -> int:
     check_inputs([one.path for one in images], settings.where, "scan")
     refuse_file(settings.out)
     check_share(settings.share)
+    check_share(settings.patches, "--patches")
     if settings.where is not None and settings.where != "auto" and not settings.where.endswith("json"):
         stored_values(settings.where)  # that it is a picture is known now
     with launched(settings.device) as ranks:
@@ -177,7 +180,7 @@ def is_done(file: Path, image: Path, same: dict[str, str], settings: ScanSetting
         return False
     return (
         all(about.get(name) == value for name, value in same.items())
-        and (about["cores"], about["share"]) == (settings.cores, settings.share)
+        and all(about[name] == getattr(settings, name) for name in ("cores", "share", "patches"))
         and about.get("where") == settings.where
         and about.get("mask", []) == mask_stamp(settings)
         and about.get("asked", {}) == settings.view()
@@ -200,6 +203,7 @@ def scan_one(model: Veca, path: Path, file: Path, settings: ScanSettings, ranks:
                 picture,
                 cores=settings.cores,
                 share=settings.share,
+                patches=settings.patches,
                 where=settings.where,
                 tokens=settings.tokens,
                 spill=settings.spill,

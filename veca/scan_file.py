@@ -63,6 +63,7 @@ def pack(scan: Scan, weights: str, **more: Any) -> bytes:
         "weights": weights,
         "size": list(scan.size),
         "share": scan.share,
+        "patches": scan.patches,
         "cores": len(scan.cores),
         "dtype": str(dtype_of(scan.model)).removeprefix("torch."),
         "veca": __version__,
@@ -130,7 +131,7 @@ def opened(file: Path | bytes, source: StripSource, model: Veca, weights: str) -
     device, dtype = model.patch_embed.proj.weight.device, dtype_of(model)
     keys, values = (tensors[part].to(device, dtype) for part in ("keys", "values"))
     path = [CoreSide(key[None], key[None], value[None]) for key, value in zip(keys, values, strict=True)]
-    return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside)
+    return Scan(model, strips, path, tensors["cores"], tensors["coords"], about["share"], inside, about["patches"])
 
 
 def viewed(image: Path, view: Any, label: str) -> Picture:
@@ -160,11 +161,11 @@ def scan_header(file: Path | bytes) -> dict[str, Any]:
         about = json.loads(text)
         if about["format"] not in READ:
             raise InputError(f"{name} has format {about['format']!r}; this veca reads {READ}: scan the image again")
-        share, size, cores = about["share"], about["size"], about["cores"]
+        about.setdefault("patches", 1.0)  # scans of before mixed scale
+        size, cores = about["size"], about["cores"]
         if not (
             isinstance(about["weights"], str)
-            and isinstance(share, (int, float))
-            and 0 < share <= 1
+            and all(isinstance(part, (int, float)) and 0 < part <= 1 for part in (about["share"], about["patches"]))
             and isinstance(cores, int)
             and cores > 0
             and isinstance(size, list)

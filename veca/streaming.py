@@ -27,6 +27,8 @@ from veca.fused import AS_WRITTEN, MIXING, FusedBlock, Workspace, can_fuse, piec
 from veca.large.picture import Strips, StripSource, open_strips
 from veca.large.sinks import NpySink, Sink, boxes
 from veca.large.source import Array
+from veca.mixed import Cells
+from veca.mixed_strips import embedded_cells
 from veca.parallel import Patches, Together
 from veca.rope import axis_coords
 
@@ -168,7 +170,7 @@ def refuse_changed(model: Veca) -> None:
 def travel(
     model: Veca,
     strips: Strips,
-    chosen: Patches,  # those that are read, by this rank
+    chosen: Patches | Cells,  # those that are read, by this rank; or squares of several sizes
     budget: int,
     tile: int,
     buffer: Buffer,
@@ -182,7 +184,12 @@ def travel(
     report = report or (lambda what, done, total: None)
     grid, device, dtype = grid_of(model, strips), buffer.device, dtype_of(model)
     with ranks.agreed():
-        for start, rows in embedded(model, strips, grid, chosen, tile, report):
+        rows_in_order = (
+            embedded_cells(model, strips, chosen, tile, report)
+            if isinstance(chosen, Cells)
+            else embedded(model, strips, grid, chosen, tile, report)
+        )
+        for start, rows in rows_in_order:
             buffer.keep(start, rows)
     across, down = axis_coords(grid[1], device), axis_coords(grid[0], device)
     path: list[CoreSide] = []
@@ -199,7 +206,10 @@ def travel(
         seen: Read | None = None
         for start, stop in pieces(buffer.count, tile):
             rows = buffer.load(start, stop)[None].to(dtype)
-            by = model.lattice_rotation(across, down, numbers(start, stop, chosen, device))
+            if isinstance(chosen, Cells):
+                by = model.rotation(chosen.centres[:, start:stop])
+            else:
+                by = model.lattice_rotation(across, down, numbers(start, stop, chosen, device))
             view = block.norm_attn(rows)
             new = block.read(side, view, by)
             seen = new if seen is None else seen.merge(new)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from veca.extract.command import FeaturesSettings
     from veca.scan_command import ScanSettings
 
+NO_PATCHES = "--patches is for photos: of a video, --share reads a part of each frame"
+
 
 def clips_of(paths: Sequence[str | Path]) -> list[Path]:
     """The videos that were named, absolute; what is none is refused before the first is decoded."""
@@ -46,6 +48,8 @@ def features(settings: FeaturesSettings) -> int:
     from veca.extract.folder import FeatureFolder
 
     clips = clips_of(settings.paths)
+    if settings.patches != 1:
+        raise InputError(NO_PATCHES)
     if settings.stride is not None:
         raise InputError("--stride is for photos: frames of a video have one feature a patch")
     if settings.engine != "local" or settings.format == "parquet" or settings.shard is not None:
@@ -70,6 +74,8 @@ def features(settings: FeaturesSettings) -> int:
 def scans(settings: ScanSettings) -> int:
     """DIR/CLIP/<frame>.scan for every frame."""
     clips = clips_of(settings.paths)
+    if settings.patches != 1:
+        raise InputError(NO_PATCHES)
     if settings.where is not None or settings.spill is not None or settings.tokens != "float32":
         raise InputError("--where, --tokens and --spill are for single images, not for videos")
     refuse_file(settings.out)

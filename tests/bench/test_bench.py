@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from veca.bench.arms import Arm, attention_path, build, network, products, training_step
 from veca.bench.flops import (
@@ -264,3 +265,20 @@ def test_the_papers_cost_of_attention_is_what_we_count(run: Run, small: str, tmp
     attention = attention_layer_flops(SMALL, 64, 8)
     per_layer = veca_flops(replace(SMALL, depth=3), 64, 8) - veca_flops(SMALL, 64, 8)
     assert per_layer == attention + mlp + 2 * 8 * SMALL.width * 2  # and the cores' coordinate head
+
+
+def test_a_share_of_the_patches_is_an_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--model", "veca_tiny", "--sizes", "128", "--cores", "8", "--against", "products"]
+    more = ["--patches", "1", "0.5", "--rounds", "1", "--no-memory", "--out", str(tmp_path)]
+    assert main([*arguments, *more]) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [(row["arm"], row["patches"]) for row in rows] == [("veca, 8 cores", 64), ("veca, 8 cores, patches 0.5", 31)]
+    assert "times_faster_than_all_patches" in rows[1]
+    with torch.device("meta"):
+        model = Veca(MODELS["veca_tiny"]).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, 128, 128, device="meta"), cores=8, patches=0.5)
+    assert rows[1]["gflops"] * 1e9 == pytest.approx(counter.get_total_flops())
+    capsys.readouterr()
+    assert main([*arguments, "--patches", "0"]) == 2
+    assert "patches must lie above 0" in capsys.readouterr().err

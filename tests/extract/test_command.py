@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -24,6 +25,7 @@ from veca.extract.command import main
 from veca.extract.decoding import PENDING, Decoded, batches
 from veca.extract.folder import FeatureFolder
 from veca.extract.sources import find_entries
+from veca.mixed import tokens_of
 
 SIZE, CORES = 48, 8
 
@@ -232,6 +234,30 @@ def test_run_again_does_only_what_is_missing(
     assert main(arguments) == 0
     assert "0 images done, 7 were there before" in capsys.readouterr().out
     assert all((out / row["output"]).is_file() for row in rows(out).values())
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_a_share_of_the_patches_is_noted(kind: str, photos: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ("--workers", 0, "--format", kind, "--size", 128)
+    assert main([str(photos), *options(model, out, *more, "--patches", 0.5)]) == 0
+    found = list(rows(out).values()) if kind == "npz" else pandas.read_parquet(out).to_dict("records")
+    assert len(found) == 6
+    for row in found:
+        grid = tuple(int(side) for side in row["grid"])
+        assert row["tokens"] == tokens_of(grid, 0.5) < grid[0] * grid[1]
+    with pytest.raises(InputError, match=r"made with patches 0.5 \(now 1.0\)"):
+        main([str(photos), *options(model, out, *more)])
+
+
+def test_a_table_of_before_mixed_scale_is_continued(photos: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [str(photos), *options(model, out, "--workers", 0, "--format", "parquet")]
+    assert main(arguments) == 0
+    settings = json.loads((out / "_settings.json").read_text())
+    del settings["patches"], settings["share"]
+    (out / "_settings.json").write_text(json.dumps(settings))
+    assert main(arguments) == 0
 
 
 def test_other_settings_in_the_same_folder_are_refused(photos: Path, model: Path, tmp_path: Path) -> None:

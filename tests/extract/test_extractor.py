@@ -17,7 +17,7 @@ from PIL import Image
 import veca
 from veca.backbones import Backbone, load_backbone
 from veca.errors import InputError
-from veca.images import MEAN, STD
+from veca.images import MEAN, STD, normalise
 from veca.scan import scanned
 
 
@@ -177,6 +177,25 @@ def test_a_finer_map_and_a_share(folder: Path) -> None:
     torch.testing.assert_close(found.cls, half.cls, atol=1e-5, rtol=0)
 
 
+def test_a_share_of_the_patches(folder: Path) -> None:
+    """As the model says, with how many squares were spent; also by name, in another process, and finer."""
+    images = np.random.default_rng(0).integers(0, 256, (2, 128, 96, 3), np.uint8)
+    model = veca.load(folder)
+    mixed = extractor(folder, dense=True, patches=0.5)
+    with torch.inference_mode():
+        expected = model(normalise(torch.from_numpy(images)), cores=8, patches=0.5)
+    for one in (mixed, pickle.loads(pickle.dumps(mixed)), veca.Extractor(model, cores=8, dense=True, patches=0.5)):
+        found = one(images)
+        np.testing.assert_allclose(found["cls"], expected.cls, atol=1e-5)
+        np.testing.assert_allclose(found["patches"], expected.patches.unflatten(1, (8, 6)), atol=1e-5)
+        assert found["tokens"].tolist() == expected.tokens == [24, 24]
+    finer = extractor(folder, dense=True, patches=0.5, stride=8)(images)
+    assert finer["grid"].tolist() == [[16, 12]] * 2
+    assert finer["tokens"].tolist() == [24, 24]
+    np.testing.assert_allclose(finer["cls"], expected.cls, atol=1e-5)
+    assert "tokens" not in extractor(folder)(images)
+
+
 def test_a_teacher_is_a_model_too(shared: Path) -> None:
     teacher = load_backbone(str(shared / "teacher" / "dav2-small-encoder"))
     images = pictures(2, 42, 56)
@@ -208,5 +227,7 @@ def test_wrong_settings_are_refused_at_once(folder: Path) -> None:
         veca.Extractor("absent")
     with pytest.raises(InputError, match="cores must be a whole number from 1 to 16, not 17"):
         veca.Extractor(folder, cores=17)
+    with pytest.raises(InputError, match="patches must lie above 0"):
+        veca.Extractor(folder, patches=0)
     with pytest.raises(InputError, match="between 1 and this model's patch size 16, not 17"):
         veca.Extractor(folder, stride=17)

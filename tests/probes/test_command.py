@@ -137,6 +137,58 @@ def test_knn(probe: Probe, classes: Path, tmp_path: Path) -> None:
     assert "top1_k20" in text
 
 
+def test_shares_of_the_patches_are_rows_of_one_table(probe: Probe, pixels: Path, teacher: Path, tmp_path: Path) -> None:
+    """A model without mixed scale has one row; features of different shares are not taken for each other."""
+    out = tmp_path / "out"
+    status, text = probe(
+        *(
+            "segment",
+            "--data",
+            pixels,
+            "--model",
+            teacher,
+            "--model",
+            TINY,
+            "--cores",
+            "8",
+            "--size",
+            128,
+            "--seeds",
+            1,
+        ),
+        *("--patches", "1,0.5", "--steps", 5, "--out", out),
+    )
+    assert status == 0, text
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [(row["cores"], row["patches"]) for row in rows] == [(None, 1.0), (8, 1.0), (8, 0.5)]
+    assert text.splitlines()[0].split()[:5] == ["model", "cores", "size", "patches", "mIoU"]
+    assert [row["patches"] for row in csv.DictReader((out / "results.csv").open())] == ["1.0", "1.0", "0.5"]
+    heads = [Head.load(out / row["head"]) for row in rows]
+    assert [head.backbone(None, torch.device("cpu")).patches for head in heads] == [1.0, 1.0, 0.5]
+    assert heads[2].about["patches"] == 0.5
+    assert not torch.equal(heads[1].weight, heads[2].weight)
+    status, text = probe("predict", out / rows[2]["head"], pixels / "val/images/0.png", "--out", tmp_path / "seen")
+    assert status == 0, text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--patches", "0"), "patches must lie above 0"),
+        (("--patches", "1,2"), "patches must lie above 0"),
+        (("--patches", "0.5", "--share", "0.5"), "--patches and --share do not go together"),
+        (("--patches", ","), "--patches is a list of shares"),
+    ],
+)
+def test_wrong_shares_are_one_line(
+    more: tuple[str, ...], message: str, probe: Probe, classes: Path, tmp_path: Path
+) -> None:
+    status, text = probe("knn", "--data", classes, "--model", TINY, "--size", 32, "--out", tmp_path / "out", *more)
+    assert status == 2
+    assert message in text
+    assert len(text.splitlines()) == 1
+
+
 @pytest.mark.parametrize("augment", [[], ["--augment"]])
 def test_segment_and_its_prediction(probe: Probe, pixels: Path, tmp_path: Path, augment: list[str]) -> None:
     out = tmp_path / "out"

@@ -27,10 +27,12 @@ class Arm(NamedTuple):
 
     name: str  # veca, dense, dinov2, dinov3; stream, compile, onnx, int8: veca by another way; products: those alone
     cores: int
+    patches: float = 1.0  # share of them that is spent, at mixed scale
 
     @property
     def label(self) -> str:
-        return f"{self.name}, {self.cores} cores" if self.cores else self.name
+        spent = "" if self.patches == 1 else f", patches {self.patches:g}"
+        return (f"{self.name}, {self.cores} cores" if self.cores else self.name) + spent
 
 
 def network(
@@ -54,7 +56,7 @@ def network(
         assert isinstance(model, Veca)
         return lambda: model.stream(pixels, cores=arm.cores)
     ours: Callable[..., object] = torch.compile(model) if arm.name == "compile" else model
-    return lambda: ours(images, cores=arm.cores)
+    return lambda: ours(images, cores=arm.cores, patches=arm.patches)
 
 
 def build(arm: Arm, config: VecaConfig, device: torch.device, dtype: torch.dtype = FLOAT32) -> nn.Module:

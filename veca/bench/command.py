@@ -21,7 +21,8 @@ from veca.bench.report import show, slope, write
 from veca.cli import parse
 from veca.config import MODELS, VecaConfig, model_config
 from veca.devices import Dtype, pick_device, pick_dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
+from veca.mixed import tokens_of
 from veca.paper import attention_costs
 from veca.weights import load
 
@@ -45,6 +46,7 @@ class Bench:
       veca bench --model veca_base --sizes 512 1024 --cores 64 --out bench/base
       veca bench --paths attention --sizes 512 1024 2048 --against dinov3 paper
       veca bench --sizes 512 --cores 64 --against stream compile onnx int8
+      veca bench --model veca-s14 --sizes 448 896 --cores 64 --patches 1 0.5
       veca bench --model veca-s14 --sizes 224 448 896 --against dinov2
       veca bench --paths training --sizes 512 1024 1536 --cores 64 --against dinov3
       veca bench scan --help                            scan once, look anywhere later
@@ -58,6 +60,8 @@ class Bench:
     """sides of the square images, multiples of the patch size"""
     cores: tuple[int, ...] = (8, 64)
     """budgets"""
+    patches: tuple[float, ...] = (1.0,)
+    """shares of the patches that are spent, end to end: squares of several sizes (veca, and its FLOPs)"""
     batches: tuple[int, ...] = (1,)
     """images in a batch"""
     against: tuple[Against, ...] = ("dinov3", "dense", "products")
@@ -115,6 +119,8 @@ def check(settings: Bench, config: VecaConfig) -> None:
     for cores in settings.cores:
         if not 1 <= cores <= config.bank:
             raise InputError(f"--cores {cores}: budgets lie between 1 and {config.bank}")
+    for share in settings.patches:
+        check_share(share, "--patches")
     if min(settings.rounds, *settings.batches) < 1:
         raise InputError("--rounds and --batches must be at least 1")
 
@@ -183,7 +189,7 @@ def measure_size(
             "size": size,
             "batch": batch,
             "arm": arm.label,
-            "patches": (size // config.patch_size) ** 2,
+            "patches": tokens_of((size // config.patch_size,) * 2, arm.patches),
             "best_ms": best[arm] * 1e3,
             "median_ms": statistics.median(times[arm]) * 1e3,
             "images_per_second": batch / best[arm],
@@ -198,9 +204,11 @@ def measure_size(
         for other in arms:
             if other.name in (*PREFIX, "dense") and arm.name != other.name:
                 row[f"times_faster_than_{other.name}"] = best[other] / best[arm]
-            if other.name == "veca" and other.cores == arm.cores and arm.name in WAYS:
+            if (other.name, other.cores, other.patches) == ("veca", arm.cores, 1) and arm.name in WAYS:
                 row["times_faster_than_veca"] = best[other] / best[arm]
-        if arm.name == "veca" and (mine := Arm("products", arm.cores)) in best:
+        if arm.patches < 1 and (whole := arm._replace(patches=1.0)) in best:
+            row["times_faster_than_all_patches"] = best[whole] / best[arm]
+        if arm.name == "veca" and arm.patches == 1 and (mine := Arm("products", arm.cores)) in best:
             row["share_of_products"] = best[mine] / best[arm]
         rows.append(row)
     return rows
@@ -208,7 +216,8 @@ def measure_size(
 
 def contenders(settings: Bench, kind: str) -> list[Arm]:
     """Who takes part in a table, in its order."""
-    arms = [Arm("veca", cores) for cores in settings.cores]
+    shares = settings.patches if kind == "whole" else (1.0,)
+    arms = [Arm("veca", cores, share) for cores in settings.cores for share in shares]
     if kind == "whole":
         arms += [Arm(way, cores) for way in WAYS if way in settings.against for cores in settings.cores]
     if "dense" in settings.against:
@@ -227,6 +236,8 @@ def flops(arm: Arm, config: VecaConfig, size: int) -> dict[str, Any]:
         return {"gflops": dino_flops(arm.name, config, size) / 1e9}
     attention: Literal["core", "dense"] = "dense" if arm.name == "dense" else "core"
     own = VecaConfig.from_dict({**config.to_dict(), "attention": attention})
+    if arm.patches < 1:  # PyTorch would count the table of positions, which the grid's own has in one resize
+        return {"gflops": closed_form_flops(own, size, arm.cores, arm.patches) / 1e9}
     counted, written = veca_flops(own, size, arm.cores), closed_form_flops(own, size, arm.cores)
     if counted != written:
         raise RuntimeError(f"PyTorch counts {counted} FLOPs for {arm.label} at {size}², the closed form says {written}")

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from veca.config import VecaConfig
 from veca.errors import require
+from veca.mixed import tokens_of
 from veca.model import Veca
 
 PREFIX = {"dinov2": 1, "dinov3": 5}  # tokens before the patches: a class token, and DINOv3's four registers
@@ -22,10 +23,12 @@ def veca_flops(config: VecaConfig, size: int, cores: int) -> int:
     return _count(model, size, cores=cores)
 
 
-def closed_form_flops(config: VecaConfig, size: int, cores: int) -> int:
-    """The same number written out: linear layers over N+C tokens, and attention's 2NC + C² comparisons."""
+def closed_form_flops(config: VecaConfig, size: int, cores: int, share: float = 1.0) -> int:
+    """The same number written out: linear layers over N+C tokens, and attention's 2NC + C² comparisons. With a share of
+    the patches N is what is spent; choosing them costs no product.
+    """
     width, hidden = config.width, config.hidden_width
-    patches = (size // config.patch_size) ** 2
+    patches = tokens_of((size // config.patch_size,) * 2, share)
     tokens = patches + cores
     comparisons = tokens**2 if config.attention == "dense" else 2 * patches * cores + cores**2
     first = hidden * (2 if config.mlp == "swiglu" else 1)

@@ -29,6 +29,7 @@ COLUMNS = {
     "times_faster_than_dinov3": "× DINOv3",
     "times_faster_than_dense": "× dense",
     "times_faster_than_veca": "× veca",
+    "times_faster_than_all_patches": "× all patches",
     "share_of_products": "of products",
     "memory_mb": "peak MB",
 }

@@ -141,9 +141,10 @@ class Rows:
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         found = self.extractor(batch)
-        names = [name for name in schema(self.extractor.dense).names if name != "error"]
+        kind = self.extractor.dense, self.extractor.patches != 1
+        names = [name for name in schema(*kind).names if name != "error"]
         rows = [
             {"path": path, "error": error} if error else {name: found[name][row] for name in names}
             for row, (path, error) in enumerate(zip(found["path"], found["error"], strict=True))
         ]
-        return table_of(rows, self.extractor.dense)
+        return table_of(rows, *kind)

@@ -22,6 +22,7 @@ import tyro
 from rich.progress import MofNCompleteColumn, ProgressColumn, Task
 from rich.text import Text
 
+from veca.backbones import AUTO
 from veca.cli import parse
 from veca.devices import Dtype
 from veca.errors import InputError, check_share
@@ -54,6 +55,7 @@ class FeaturesSettings:
       veca features photos/ --out features/
       veca features a.jpg b.png scans/ --out features/ --size 1024 --cores 16 --dense
       veca features photos/ --out fine/ --dense --stride 7
+      veca features photos/ --out features/ --dense --size 896 --patches 0.5     (half of the tokens, half of the time)
       veca features 'train-{000..015}.tar' --out features/ --format parquet --shard 3/16
       veca features clip.mp4 --out features/ --share 0.25 --carry     (a video: one .npz a frame)
       veca features --stream big.tif --out features/     (any size, exactly; --stream --help has its own options)
@@ -81,6 +83,9 @@ class FeaturesSettings:
     """with --share: paths are videos or folders of frames; the cores start from what they read in the last frames"""
     stride: Annotated[int | float | None, tyro.conf.arg(metavar="PIXELS")] = None
     """with --dense: pixels from one feature to the next, from 1 to the patch size (None); fewer make a finer map"""
+    patches: float | Literal["auto"] = 1.0
+    """share of the patches that is spent: large squares stand for several where there is little to see, and the output
+    is as fine as ever; DIR/index.jsonl has the `tokens` of each image"""
     batch: int = 16
     """images of equal grid that go through the model together"""
     workers: int = min(8, max(1, (os.cpu_count() or 2) // 2))
@@ -116,6 +121,8 @@ def main(arguments: list[str]) -> int:
     if settings.stride is not None and not settings.dense:
         raise InputError("--stride is about the feature of every patch: it needs --dense")
     check_share(settings.share)
+    if settings.patches != AUTO:
+        check_share(settings.patches, "--patches")
     if settings.carry or any(map(is_video, settings.paths)):
         from veca.video_command import features
 
@@ -170,7 +177,9 @@ def new_extractor(settings: FeaturesSettings) -> Extractor:
 
 def options(settings: FeaturesSettings) -> dict[str, Any]:
     """What `Extractor` takes besides the model."""
-    return {name: getattr(settings, name) for name in ("cores", "size", "dense", "stride", "dtype", "device")}
+    return {
+        name: getattr(settings, name) for name in ("cores", "size", "dense", "stride", "patches", "dtype", "device")
+    }
 
 
 def folder_of(
@@ -191,6 +200,7 @@ def made_with(extractor: Extractor, settings: FeaturesSettings) -> dict[str, Any
         "dense": settings.dense,
         "stride": settings.stride,
         "share": settings.share,
+        "patches": settings.patches,
         "carry": settings.carry,
     }
 

@@ -8,6 +8,7 @@ dataset.map_batches(veca.Extractor, concurrency=4, …)     # Ray Data: the clas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veca.backbones import Backbone, Model, load_backbone
+from veca.backbones import AUTO, Backbone, Model, load_backbone
 from veca.devices import no_memory, pick_device, pick_dtype
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.images import SIZE, normalise, open_image, resize_to_patches
+from veca.mixed import tokens_of
 from veca.model import Veca
 from veca.scan import scanned
 from veca.teachers import Teacher
@@ -33,6 +35,7 @@ class Features(NamedTuple):
     patches: Tensor  # B×N×D, float32, row by row
     grid: tuple[int, int]  # (h, w), h·w = N
     cores: Tensor  # B×C×D, float32; the global feature alone where a model has none
+    tokens: list[int]  # how many squares stood for the patches of each image: N, but at mixed scale
 
 
 class Extractor:
@@ -50,14 +53,15 @@ class Extractor:
         size: int = SIZE,  # the shorter side of what is decoded here
         dense: bool = False,  # a feature for every patch too
         stride: float | None = None,  # pixels from one of these to the next; None: the patch size
+        patches: float | str = 1.0,  # share of them that is spent, large ones where there is little to see
         dtype: str = "auto",  # of a model given by its name
         device: str | torch.device = "auto",  # the same
     ) -> None:
-        self.cores, self.size, self.dense, self.stride = cores, size, dense, stride
+        self.cores, self.size, self.dense, self.stride, self.patches = cores, size, dense, stride, patches
         self._named = (absolute(str(model)), dtype, str(device)) if isinstance(model, (str, Path)) else None
         self._backbone = model if isinstance(model, Backbone) else None
         if isinstance(model, (Veca, Teacher)):
-            self._backbone = Backbone("model", model, stride=stride)
+            self._backbone = Backbone("model", model, stride=stride, patches=patches)
         bank = self.backbone.bank  # a name that nobody knows is refused here
         if self._named is not None:
             self._named = (self._named[0], str(self.backbone.dtype).removeprefix("torch."), self._named[2])
@@ -65,6 +69,10 @@ class Extractor:
             raise InputError(f"cores must be a whole number from 1 to {bank}, not {cores}")
         if stride is not None and not 1 <= stride <= self.patch_size:
             raise InputError(f"--stride lies between 1 and this model's patch size {self.patch_size}, not {stride}")
+        if patches != 1:
+            self.backbone.veca  # noqa: B018  (refuses other models)
+            if patches != AUTO:
+                check_share(patches, "patches")
 
     @property
     def backbone(self) -> Backbone:
@@ -73,7 +81,7 @@ class Extractor:
             name, dtype, where = self._named
             device = pick_device(where)
             self._backbone = load_backbone(name, device, pick_dtype(dtype, device))
-            self._backbone.stride = self.stride
+            self._backbone.stride, self._backbone.patches = self.stride, self.patches
         return self._backbone
 
     @property
@@ -90,7 +98,8 @@ class Extractor:
         return np.array(resize_to_patches(open_image(source), self.size, self.patch_size))
 
     def __call__(self, batch: Array | Sequence[Array] | Mapping[str, Any]) -> dict[str, Array]:
-        """Named arrays: `cls` (B×D), `grid` (B×2) and, where dense, `patches` (B×h×w×D), all of one batch.
+        """Named arrays: `cls` (B×D), `grid` (B×2) and, where dense, `patches` (B×h×w×D), all of one batch; at mixed
+        scale also `tokens` (B), how many squares were spent.
 
         A batch is B×H×W×3 uint8, whole patches, or a list of such images of any sizes; then the maps are a list, too.
         A table of columns, as Ray, Spark and Daft hand around, has them in `image`, or files of any format in `bytes`;
@@ -122,16 +131,17 @@ class Extractor:
             groups.setdefault(image.shape, []).append(number)
         cls = np.full((len(images), self.backbone.width), np.nan, np.float32)
         maps: list[Array] = [np.empty((0, 0, self.backbone.width), np.float32)] * len(images)
-        grid = np.zeros((len(images), 2), np.int32)
+        grid, tokens = np.zeros((len(images), 2), np.int32), np.zeros(len(images), np.int32)
         for shape, numbers in groups.items():
             if 0 in shape:  # could not be read
                 continue
             found = self.compute(np.stack([images[number] for number in numbers]))
-            cls[numbers], grid[numbers] = found.cls.cpu().numpy(), found.grid
+            cls[numbers], grid[numbers], tokens[numbers] = found.cls.cpu().numpy(), found.grid, found.tokens
             if self.dense:
                 for number, patches in zip(numbers, found.patches.unflatten(1, found.grid).cpu().numpy(), strict=True):
                     maps[number] = patches
-        return {"cls": cls, "grid": grid} | ({"patches": _column(maps)} if self.dense else {})
+        more = {"tokens": tokens} if self.patches != 1 else {}
+        return {"cls": cls, "grid": grid} | more | ({"patches": _column(maps)} if self.dense else {})
 
     @torch.inference_mode()
     def compute(self, images: Array | Tensor, cores: int | None = None) -> Features:
@@ -152,8 +162,8 @@ class Extractor:
         if self.backbone.device.type == "cuda":
             torch.cuda.empty_cache()
         halves = [self.compute(part, cores) for part in pixels.split((count + 1) // 2)]
-        cls, patches, grids, bank = zip(*halves, strict=True)
-        return Features(torch.cat(cls), torch.cat(patches), grids[0], torch.cat(bank))
+        cls, patches, grids, bank, tokens = zip(*halves, strict=True)
+        return Features(torch.cat(cls), torch.cat(patches), grids[0], torch.cat(bank), [*chain(*tokens)])
 
     def _forward(self, pixels: Tensor, cores: int | None) -> Features:
         backbone, patch = self.backbone, self.patch_size
@@ -161,12 +171,16 @@ class Extractor:
         grid = (images.shape[-2] // patch, images.shape[-1] // patch)
         if not isinstance(backbone.model, Veca):
             seen = backbone.model(images, grid=grid)
-            return Features(seen.cls.float(), seen.patches.float(), grid, seen.cls.float()[:, None])
+            count = [grid[0] * grid[1]] * len(images)
+            return Features(seen.cls.float(), seen.patches.float(), grid, seen.cls.float()[:, None], count)
         if backbone.share < 1 or backbone.stride is not None:
-            out = scanned(backbone.model, images, cores, backbone.share, backbone.stride)
+            out = scanned(backbone.model, images, cores, backbone.share, backbone.stride, backbone.patches)
+            tokens = [tokens_of(grid, float(backbone.patches))] * len(images)
         else:
-            out = backbone.model(images, cores=cores)
-        return Features(out.cls.float(), out.patches.float(), out.grid, out.cores.float())
+            spent = {} if backbone.patches == 1 else {"patches": backbone.patches}
+            out = backbone.model(images, cores=cores, **spent)
+            tokens = out.tokens
+        return Features(out.cls.float(), out.patches.float(), out.grid, out.cores.float(), tokens)
 
     def _check(self, pixels: Tensor) -> None:
         shape = "×".join(map(str, pixels.shape))

@@ -21,7 +21,7 @@ from veca.errors import InputError
 from veca.files import lock_folder, read_json, refuse_file, whole_file, write_json, write_text
 
 # What folders were made with before their settings said so.
-EARLIER = {"dtype": "float32", "stride": None, "share": 1.0, "carry": False}
+EARLIER = {"dtype": "float32", "stride": None, "share": 1.0, "patches": 1.0, "carry": False}
 
 
 class FeatureFolder:
@@ -61,13 +61,18 @@ class FeatureFolder:
         return str(path) in self.done
 
     def add(
-        self, path: Path, features: dict[str, np.ndarray[Any, Any]], size: tuple[int, int], grid: tuple[int, int]
+        self,
+        path: Path,
+        features: dict[str, np.ndarray[Any, Any]],
+        size: tuple[int, int],
+        grid: tuple[int, int],
+        **more: int,
     ) -> None:
-        """Write the features of the image at `path` (absolute), then its row."""
+        """Write the features of the image at `path` (absolute), then its row, with what `more` is known of it."""
         output = self.output(path)
         with whole_file(self.folder / output) as temporary, open(temporary, "wb") as file:
             np.savez(file, **features)  # type: ignore[arg-type]  # numpy's stub takes the names for its own option
-        self._append({"path": str(path), "output": output, "size": list(size), "grid": list(grid)})
+        self._append({"path": str(path), "output": output, "size": list(size), "grid": list(grid), **more})
 
     def add_error(self, path: Path, error: str) -> None:
         self._append({"path": str(path), "error": error})
@@ -89,7 +94,7 @@ class FeatureFolder:
             if any("streamed" not in row for row in read_rows(self.index_path)):
                 raise InputError(f"{self.folder} has an index but no settings.json; use another --out")
             write_json(path, self.settings)
-        check_settings(EARLIER | read_json(path), self.settings, self.folder)
+        check_settings(read_json(path), self.settings, self.folder)
 
     def _clean(self) -> None:
         """Keep the index's good rows: not a row cut short, a failure (to be tried again), or a file that is gone."""
@@ -136,6 +141,7 @@ def write_rows(index: Path, rows: list[dict[str, Any]]) -> None:
 
 def check_settings(before: dict[str, Any], settings: dict[str, Any], out: str | Path) -> None:
     """Refuse to put features beside others that were made in another way."""
+    before = EARLIER | before
     # The model's name may differ as long as its weights are the same.
     changed = [name for name in settings if name != "model" and before.get(name) != settings[name]]
     if changed:

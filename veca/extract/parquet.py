@@ -1,8 +1,9 @@
 """Features as Parquet, on one machine and on many: a folder of part files, at any place that pyarrow reaches.
 
-One row an image: `path`, `size` [width, height], `grid` [h, w], `cls` (D × float32), with --dense `patches`
-(h·w·D × float16, row by row), or its `error`. `_settings.json` says what all rows were made with. A part file appears
-whole; what a killed run left half-written is removed by the next one, which computes only what is not there.
+One row an image: `path`, `size` [width, height], `grid` [h, w], with --patches `tokens`, `cls` (D × float32), with
+--dense `patches` (h·w·D × float16, row by row), or its `error`. `_settings.json` says what all rows were made with. A
+part file appears whole; what a killed run left half-written is removed by the next one, which computes only what is not
+there.
 """
 
 from __future__ import annotations
@@ -64,9 +65,14 @@ class ParquetFolder:
         return text_of(path) in self.done
 
     def add(
-        self, path: str | Path, features: dict[str, np.ndarray[Any, Any]], size: tuple[int, int], grid: tuple[int, int]
+        self,
+        path: str | Path,
+        features: dict[str, np.ndarray[Any, Any]],
+        size: tuple[int, int],
+        grid: tuple[int, int],
+        **more: int,
     ) -> None:
-        self._append({"path": text_of(path), "size": size, "grid": grid, "error": None, **features})
+        self._append({"path": text_of(path), "size": size, "grid": grid, "error": None, **more, **features})
 
     def add_error(self, path: str | Path, error: str) -> None:
         self._append({"path": text_of(path), "error": text_of(error)})
@@ -74,7 +80,7 @@ class ParquetFolder:
     def flush(self) -> None:
         """Write the rows that wait as one part file."""
         if self.rows:
-            self._write(table_of(self.rows, self.settings["dense"]))
+            self._write(table_of(self.rows, self.settings["dense"], self.settings.get("patches", 1) != 1))
             self.rows, self.bytes = [], 0
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -172,13 +178,14 @@ def text_of(name: str | Path) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
-def schema(dense: bool) -> Any:
+def schema(dense: bool, mixed: bool = False) -> Any:
     import pyarrow
 
     fields = [
         ("path", pyarrow.string()),
         ("size", pyarrow.list_(pyarrow.int32())),
         ("grid", pyarrow.list_(pyarrow.int32())),
+        *([("tokens", pyarrow.int32())] if mixed else []),
         ("cls", pyarrow.list_(pyarrow.float32())),
         *([("patches", pyarrow.list_(pyarrow.float16()))] if dense else []),
         ("error", pyarrow.string()),
@@ -186,11 +193,11 @@ def schema(dense: bool) -> Any:
     return pyarrow.schema(fields)
 
 
-def table_of(rows: Sequence[dict[str, Any]], dense: bool) -> Any:
+def table_of(rows: Sequence[dict[str, Any]], dense: bool, mixed: bool = False) -> Any:
     """Rows as Arrow's table; what a row does not have is null."""
     import pyarrow
 
-    shape = schema(dense)
+    shape = schema(dense, mixed)
     columns = [_column([row.get(name) for row in rows], shape.field(name).type) for name in shape.names]
     return pyarrow.Table.from_arrays(columns, schema=shape)
 

@@ -51,5 +51,6 @@ class Writer:
                 self.folder.add_error(image.path, image.error)
                 continue
             height, width = (int(side) for side in features["grid"][row])
-            own = {name: values[row] for name, values in features.items() if name != "grid"}
-            self.folder.add(image.path, own, image.size, (height, width))
+            own = {name: values[row] for name, values in features.items() if name not in ("grid", "tokens")}
+            more = {"tokens": int(features["tokens"][row])} if "tokens" in features else {}
+            self.folder.add(image.path, own, image.size, (height, width), **more)

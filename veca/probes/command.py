@@ -138,7 +138,7 @@ def _grid(settings: Any) -> Any:
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     grid = Grid(
         settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device),
-        cache, settings.share, settings.stride,
+        cache, settings.share, settings.stride, settings.patches,
     )  # fmt: skip
     grid.check()
     return grid

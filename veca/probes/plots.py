@@ -43,7 +43,8 @@ def _plot(
     axes: Any = figure.add_subplot()
     lines: dict[tuple[str, int | None], list[Row]] = {}
     for row in table.rows:
-        lines.setdefault((row.model, other(row)), []).append(row)
+        name = row.model if row.spends_all else f"{row.model}, patches {row.patches}"
+        lines.setdefault((name, other(row)), []).append(row)
     several = len({key[1] for key in lines if key[1] is not None}) > 1
     for number, ((model, value), rows) in enumerate(lines.items()):
         name = f"{model}, {label.format(value)}" if several and value is not None else model

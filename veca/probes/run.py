@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Grid:
     cache: Cache
     share: float = 1.0
     stride: float | None = None
+    patches: tuple[float | str, ...] = (1.0,)
 
     def check(self) -> None:
         """Refuse what cannot work before the long work: each model is loaded once and let go again."""
@@ -42,15 +44,20 @@ class Grid:
             raise InputError("give at least one --model")
         if self.seeds < 1 or any(size < 1 for size in self.sizes):
             raise InputError("--seeds and --size must be at least 1")
+        if not self.patches:
+            raise InputError("--patches is a list of shares, such as 1,0.5")
         for source in self.models:
-            load_backbone(source).reading(self.share, self.stride).budgets(self.cores)
+            backbone = load_backbone(source)
+            for patches in backbone.shares(self.patches):
+                backbone.reading(self.share, self.stride, patches).budgets(self.cores)
 
     def cells(self) -> Iterator[tuple[Backbone, int, CachedExtractor]]:
-        """Every model at every size and budget; one model is in memory at a time."""
+        """Every model at every size, share of its patches and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
-            backbone = load_backbone(source, self.device, self.dtype).reading(self.share, self.stride)
-            backbone.name = name
-            for size in self.sizes:
+            whole = load_backbone(source, self.device, self.dtype)
+            whole.name = name
+            backbones = [replace(whole).reading(self.share, self.stride, part) for part in whole.shares(self.patches)]
+            for size, backbone in product(self.sizes, backbones):
                 for cores in backbone.budgets(self.cores):
                     yield backbone, size, CachedExtractor(backbone, cores, self.cache)
 
@@ -62,14 +69,16 @@ def new_row(backbone: Backbone, size: int, extractor: CachedExtractor, scores: S
     values, per_class = merge_seeds(scores)
     pixels = backbone.pixels(size)
     return Row(
-        backbone.name, backbone.source, backbone.digest, size, pixels, extractor.cores, values, per_class=per_class
-    )
+        backbone.name, backbone.source, backbone.digest, size, pixels, extractor.cores, values, per_class=per_class,
+        patches=backbone.patches,
+    )  # fmt: skip
 
 
 def head_name(row: Row) -> str:
     """The folder of a row's head."""
     budget = "" if row.cores is None else f"-{row.cores}cores"
-    return re.sub(r"[^\w.+-]+", "_", row.model) + f"-{row.pixels}px{budget}"
+    spent = "" if row.patches == 1 else f"-{row.patches}patches"
+    return re.sub(r"[^\w.+-]+", "_", row.model) + f"-{row.pixels}px{budget}{spent}"
 
 
 def head_about(row: Row) -> dict[str, Any]:
@@ -79,6 +88,7 @@ def head_about(row: Row) -> dict[str, Any]:
         "weights": row.weights,
         "cores": row.cores,
         "size": row.pixels,
+        "patches": row.patches,
     }
 
 

@@ -31,6 +31,11 @@ class Row:
     values: dict[str, list[float]]
     per_class: list[float | None] = field(default_factory=list)  # mean over seeds
     extra: dict[str, Any] = field(default_factory=dict)
+    patches: float | str = 1.0  # share of them that was spent
+
+    @property
+    def spends_all(self) -> bool:
+        return self.patches == 1
 
     def mean(self, metric: str) -> float:
         return statistics.fmean(self.values[metric])
@@ -65,33 +70,43 @@ class Table:
         self.settings = {name: _plain(value) for name, value in vars(chosen).items() if name not in left_out}
 
     def share(self, row: Row) -> float | None:
-        """What the row keeps of the first model's score at the same size (at that model's largest budget).
+        """What the row keeps of the first model's score at the same size (all its patches, its largest budget).
 
         Where lower is better, the share is the first model's error over this one's.
         """
         same = [other for other in self.rows if other.source == self.rows[0].source and other.size == row.size]
         if not same or not self.shares:
             return None
-        first = max(same, key=lambda other: other.cores or 0).mean(self.main)
+        first = max(same, key=lambda other: (other.spends_all, other.cores or 0)).mean(self.main)
         over, under = (first, row.mean(self.main)) if self.better == "lower" else (row.mean(self.main), first)
         return over / under if under else None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some row spends fewer patches than there are."""
+        return not all(row.spends_all for row in self.rows)
 
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(metric for row in self.rows for metric in row.values))
 
     def text(self) -> str:
         """The table as aligned text."""
-        metrics = self.metrics()
-        lines = [["model", "cores", "size", *metrics, *([f"of first ({self.main})"] if self.shares else [])]]
+        metrics, mixed = self.metrics(), self.mixed
+        spent = ["patches"] if mixed else []
+        lines = [["model", "cores", "size", *spent, *metrics, *([f"of first ({self.main})"] if self.shares else [])]]
         for row in self.rows:
             scores = [row.shown(metric) if metric in row.values else "–" for metric in metrics]
             share = self.share(row)
             kept = ["–" if share is None else f"{share:.1%}"] if self.shares else []
-            lines.append([row.model, str(row.cores or "–"), str(row.pixels), *scores, *kept])
+            spent = [str(row.patches)] if mixed else []
+            lines.append([row.model, str(row.cores or "–"), str(row.pixels), *spent, *scores, *kept])
         for known in self._comparable():
             scores = [f"{known.values[metric]:.4f}" if metric in known.values else "" for metric in metrics]
             name = f"paper, {known.table}: {known.model}"
-            lines.append([name, str(known.cores or "–"), str(known.size), *scores, *([""] if self.shares else [])])
+            blank = [""] if mixed else []
+            lines.append(
+                [name, str(known.cores or "–"), str(known.size), *blank, *scores, *([""] if self.shares else [])]
+            )
         return tabulate.text(lines)
 
     def _comparable(self) -> list[PaperRow]:
@@ -104,7 +119,8 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         pairs = [name for metric in metrics for name in (metric, f"{metric}_deviation")]
-        writer.writerow(["model", "source", "cores", "size", "pixels", "seeds", *pairs, "share_of_first"])
+        spent = ["patches"] if self.mixed else []
+        writer.writerow(["model", "source", "cores", "size", "pixels", *spent, "seeds", *pairs, "share_of_first"])
         for row in self.rows:
             scores = [
                 f"{value:.6f}" if metric in row.values else ""
@@ -114,7 +130,8 @@ class Table:
             share = self.share(row)
             seeds = len(next(iter(row.values.values())))
             writer.writerow(
-                [row.model, row.source, row.cores or "", row.size, row.pixels, seeds, *scores]
+                [row.model, row.source, row.cores or "", row.size, row.pixels, *([row.patches] if spent else [])]
+                + [seeds, *scores]
                 + ["" if share is None else f"{share:.6f}"]
             )
         return out.getvalue()
@@ -128,7 +145,10 @@ class Table:
             }
             rows.append(
                 {
-                    **{name: getattr(row, name) for name in ("model", "source", "weights", "size", "pixels", "cores")},
+                    **{
+                        name: getattr(row, name)
+                        for name in ("model", "source", "weights", "size", "pixels", "cores", "patches")
+                    },
                     "metrics": scores,
                     "share_of_first": self.share(row),
                     "per_class": row.per_class,

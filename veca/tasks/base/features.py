@@ -213,6 +213,8 @@ class CachedExtractor:
         words = [FORMAT, self.backbone.digest, self.cores, patches, files]
         if self.backbone.share < 1 or self.backbone.stride is not None:
             words += [self.backbone.share, self.backbone.stride]
+        if self.backbone.patches != 1:
+            words += ["patches", self.backbone.patches]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:40]
 
 

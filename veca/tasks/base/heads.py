@@ -9,6 +9,7 @@ and `bias` (K): logits are `weight @ feature + bias`. head.json has
     format, task         1; the name of the task
     model, weights       the backbone as it was named, and the digest of its weights (checked when the head is used)
     cores, size          the budget (null: none), the side in pixels of the crop the backbone sees
+    patches              the share of the patches that it spends (all, where it is not said)
     feature              global (F = D) or patches+global (F = 2·D: patch first, then the global feature)
     classes, several     the K names; whether an image may have several labels (sigmoid instead of softmax)
     zoom                 segment, depth: the picture's short side is resized to zoom × size
@@ -56,6 +57,7 @@ class SavedHead(ABC):
         found = load_backbone(model or self.about["model"], device, dtype)
         if found.digest != self.about["weights"]:
             raise InputError(f"{found.source}: not the weights this head was trained on ({self.about['model']})")
+        found.patches = self.about.get("patches", 1.0)
         return found
 
     def save(self, folder: str | Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from veca.backbones import AUTO
 from veca.caches import cache_folder
 from veca.devices import Dtype
 from veca.errors import InputError
@@ -32,6 +33,22 @@ Numbers = Annotated[
         instance_from_str=_numbers,
         is_instance=_is_numbers,
         str_from_instance=lambda value: [",".join(map(str, value))],
+    ),
+]
+
+
+def _shares(texts: list[str]) -> tuple[float | str, ...]:
+    return tuple(part if part == AUTO else float(part) for part in texts[0].split(",") if part)
+
+
+Shares = Annotated[
+    tuple[float | str, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SHARE,SHARE,…",
+        instance_from_str=_shares,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(f"{part:g}" if part != AUTO else AUTO for part in value)],
     ),
 ]
 Models = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODEL")]
@@ -57,6 +74,9 @@ class ProbeOptions:
     """budgets, for models that have them; all cores without this"""
     share: float = 1.0
     """how many of a VECA's patches its cores read, evenly spread"""
+    patches: Shares = (1.0,)
+    """shares of a VECA's patches that are spent, large squares standing for several where there is little to see: a row
+    each; to compare at equal tokens, give a smaller --size too"""
     stride: int | float | None = None
     """pixels between features of a VECA, a divisor of its patch size; None: the patch size"""
     seeds: int = 3

@@ -204,7 +204,7 @@ class Masks(Task):
         views = [View(example.path, None, side, None) for example in tests]
         test, finer = extractor.dense(views, f"test, {backbone.name}"), None
         if options.fine is not None and backbone.bank:
-            reading = replace(backbone).reading(backbone.share, options.fine)
+            reading = replace(backbone).reading(backbone.share, options.fine, backbone.patches)
             finer = CachedExtractor(reading, extractor.cores, extractor.cache).dense(views, "test, finer")
 
         def example(number: int) -> tuple[Seen, Tensor]:
@@ -256,7 +256,7 @@ class Masks(Task):
         pixels, budget = View(path, None, about["size"], None).pixels()[None], about["cores"]
         seen, finer = seen_by(backbone, budget, pixels), None
         if about.get("fine") and backbone.bank:
-            finer = seen_by(replace(backbone).reading(backbone.share, about["fine"]), budget, pixels)
+            finer = seen_by(replace(backbone).reading(backbone.share, about["fine"], backbone.patches), budget, pixels)
         image, found = open_image(path), last(module, seen, finer)
         segments = panoptic(found.classes[0], found.masks[0], (image.height, image.width), about["stuff"])
         segments.sort(key=lambda segment: -segment.score)
