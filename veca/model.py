@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.distributed import ProcessGroup
 
+    from veca.auto import Calibration
     from veca.large.picture import StripSource
     from veca.large.sinks import Sink
     from veca.scan import Scan
@@ -47,6 +48,8 @@ class VecaOutput(NamedTuple):
     """one per layer, on request"""
     cells: Cells | None = None
     """which squares stood for the patches, at mixed scale"""
+    chosen: list[tuple[int, float]] | None = None
+    """cores and share of the patches of each image, where "auto" chose them"""
 
 
 class Layers(NamedTuple):
@@ -78,6 +81,7 @@ class Veca(DinoNames, nn.Module):
         self.config = config
         self.default_cores = config.bank  # what `cores=None` means
         self.card: dict[str, Any] = {}  # where the weights came from, for `veca info`
+        self.calibration: Calibration | None = None  # what "auto" chooses by
         self.patch_embed = PatchEmbed(config)
         if config.positions == "table":
             self.table = nn.Parameter(torch.empty(config.table_size, config.table_size, config.width))
@@ -112,23 +116,31 @@ class Veca(DinoNames, nn.Module):
     def forward(
         self,
         images: Tensor,
-        cores: int | None = None,
+        cores: int | Literal["auto"] | None = None,
         return_attention: bool = False,
         is_training: None = None,
         *,
-        patches: float | None = None,
+        patches: float | Literal["auto"] | None = None,
+        tolerance: float = 0.98,
     ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
         grid's patches to spend, coarse ones where there is little to see (`veca.mixed`); the output is as dense as
-        ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the name of what gives that
-        answer here.
+        ever. "auto" chooses either or both, as few as keep the dense feature within a cosine of `tolerance` of the full
+        pass (`veca.auto`, after `veca calibrate`). `is_training` is DINOv2's, whose answer has another shape: it is
+        refused with the name of what gives that answer here.
         """
         if is_training is not None:
             raise InputError(
                 "DINOv2's is_training=True is model.forward_features(images) here, and is_training=False is "
                 "model(images).cls; model.train() and model.eval() are PyTorch's"
             )
+        if isinstance(cores, str) or isinstance(patches, str):
+            from veca.auto import run
+
+            if return_attention:
+                raise InputError("attention is shown for a budget that you choose: ask for it without 'auto'")
+            return run(self, images, cores, patches, tolerance)
         cells = self.cells(images, cores, patches)
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
         core_features, dense = self.output(layers.cores[-1]), self.output(layers.patches[-1])
@@ -164,7 +176,7 @@ class Veca(DinoNames, nn.Module):
         mixed with the block's own, of which 1 − `forcing` remains. Where every block but the first is given its
         patches, `looking` names those of which the output is wanted (n numbers): all are read, only these look. Only
         patches numbered in `reading` are read by the cores; None: all. With `cells` these are the patches (B×T×D),
-        at mixed scale. With `joined` the next block gets views of `Layers.tokens`, so that gradients pass through these.
+        at mixed scale. With `joined` the next block gets views of `Layers.tokens`: gradients pass through these.
         """
         budget = self.check(images, cores)
         patches, grid = self.embed(images, cells)
