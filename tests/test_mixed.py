@@ -12,7 +12,8 @@ from torch.nn.functional import avg_pool2d
 
 from veca import fused
 from veca.errors import InputError
-from veca.mixed import Cells, choose_cells, detail, level_grids
+from veca.analysis.contributions import contributions
+from veca.mixed import Cells, choose_cells, detail, level_grids, tokens_of
 from veca.model import Veca
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,6 +58,14 @@ def test_cells_cover_every_patch_once(grid: tuple[int, int], share: float, batch
     (h, w), *coarser = level_grids(grid)
     fewest = h * w - 3 * sum(a * b for a, b in coarser)
     assert count == fewest if wanted <= fewest else wanted - 3 < count <= wanted
+    assert count == tokens_of(grid, share)
+
+
+def test_what_is_spent_is_said() -> None:
+    """Where the least that a grid can do with is more than was asked for, the cells tell."""
+    assert tokens_of((9, 5), 0.01) == 15
+    assert choose_cells(torch.zeros(1, 3, 9 * 4, 5 * 4), 4, 0.01).numbers.shape == (1, 15)
+    assert tokens_of((8, 8), 0.01) == 4
 
 
 def test_detail_decides() -> None:
@@ -128,9 +137,8 @@ def test_the_fast_pass_and_images_one_by_one(
         for number, image in enumerate(images):
             one = model(image[None], cores=7, patches=share)
             same(one, expected._replace(**{name: getattr(expected, name)[number, None] for name in TENSORS}))
-            assert one.cells is not None
-            assert whole.cells is not None
-            assert torch.equal(one.cells.numbers[0], whole.cells.numbers[number])
+            if tokens_of(grid, share) < grid[0] * grid[1]:
+                assert torch.equal(one.cells.numbers[0], whole.cells.numbers[number])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -141,6 +149,62 @@ def test_all_patches_are_the_ordinary_pass(variant: str) -> None:
         ordinary, all_of_them = model(images, cores=4), model(images, cores=4, patches=1)
     assert all_of_them.cells is None
     assert all(torch.equal(getattr(ordinary, name), getattr(all_of_them, name)) for name in TENSORS)
+
+
+@pytest.mark.parametrize("grid", [(5, 6), (1, 1), (1, 9)])
+def test_a_share_that_merges_nothing_is_the_ordinary_pass(grid: tuple[int, int]) -> None:
+    model = small()
+    images = images_of(model, 2, grid)
+    with torch.inference_mode():
+        ordinary, nearly = model(images, cores=4), model(images, cores=4, patches=0.999)
+    assert nearly.cells is None
+    assert all(torch.equal(getattr(ordinary, name), getattr(nearly, name)) for name in TENSORS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_every_image_its_own_share(variant: str, gradients: bool) -> None:
+    model, shares = small(**VARIANTS[variant]), [0.5, 0.2, 1, 0.501, 0.2, 0.9]
+    images = images_of(model, 6, (9, 8))
+    with torch.inference_mode(not gradients):
+        found = model(images, cores=5, patches=shares)
+        assert isinstance(found.cells, list)
+        assert found.cells[2] is None
+        for number, share in enumerate(shares):
+            one = model(images[number, None], cores=5, patches=share)
+            same(found._replace(**{name: getattr(found, name)[number, None] for name in TENSORS}), one)
+            assert one.grid == found.grid
+            if one.cells is not None:
+                assert torch.equal(found.cells[number].numbers, one.cells.numbers)  # type: ignore[union-attr]
+    counts = [None if cells is None else cells.numbers.shape[1] for cells in found.cells]
+    assert counts == [36, 12, None, 36, 12, 63]
+
+
+@pytest.mark.parametrize("shares", [[], [0.5], [0.5, 0.5, 0.5]])
+def test_shares_that_do_not_fit_the_images_are_refused(shares: list[float]) -> None:
+    with pytest.raises(InputError, match=rf"^patches must be one share, .* 2 images, not {len(shares)}$"):
+        small()(torch.zeros(2, 3, 32, 32), patches=shares)
+
+
+@pytest.mark.parametrize("patches", [0.5, [0.5]])
+def test_attention_over_cells_is_refused(patches: float | list[float]) -> None:
+    model = small()
+    with pytest.raises(InputError, match="^attention is shown over all patches of the grid"):
+        model(images_of(model, 1, (8, 8)), patches=patches, return_attention=True)
+
+
+def test_contributions_of_cells_turn_by_their_centres() -> None:
+    """Of a uniform tree those of the reduced image."""
+    model = small()
+    assert model.config.turns
+    images, cells = images_of(model, 1, (8, 12)), uniform(1, (8, 12), 1)
+    half = avg_pool2d(images, 2)
+    with torch.inference_mode():
+        found = contributions(model, images, model.forward_layers(images, 5, cells=cells))
+        expected = contributions(model, half, model.forward_layers(half, 5))
+        for ours, theirs in zip(found, expected, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
 
 def test_bfloat16() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from veca.errors import InputError
 from veca.files import read_json
-from veca.mixed import LARGER, check_share, choose_cells, detail, halved
+from veca.mixed import LARGER, check_share, detail, halved, refined, tokens_of
 
 if TYPE_CHECKING:
     from veca.model import Veca, VecaOutput
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     cosine: float
     """to the full pass, of an image that loses nothing"""
     slope: float
-    """how much less, for every unit of pixels lost (`losses`)"""
+    """how much less, for every unit of pixels lost (`Busy.lost`)"""
 
     def at(self, lost: float) -> float:
         return self.cosine - self.slope * lost
@@ -59,64 +59,58 @@ class Calibration(NamedTuple):
         self, image: Tensor, patch: int, tolerance: float, cores: int | None = None, patches: float | None = None
     ) -> tuple[int, float]:  # image: 1×3×H×W
         """The cores and share of the least tokens; what is given is kept, and judged as the next smaller measured."""
-        count = (image.shape[-2] // patch) * (image.shape[-1] // patch)
+        busy = Busy(image, patch)
         budgets, shares = sorted({line.cores for line in self.lines}), sorted({line.patches for line in self.lines})
         if cores is not None:
             budgets = [max([budget for budget in budgets if budget <= cores], default=budgets[0])]
         if patches is not None:
             shares = [max([share for share in shares if share <= patches], default=shares[0])]
         lines = [line for line in self.lines if line.cores in budgets and line.patches in shares]
-        lost: dict[float, float] = {}
-        for line in sorted(lines, key=lambda line: (line.cores + round(line.patches * count), -line.cores)):
-            if line.patches not in lost:
-                lost[line.patches] = losses(image, patch, line.patches)
-            if line.at(lost[line.patches]) >= tolerance:
+        for line in sorted(lines, key=lambda line: (line.cores + tokens_of(busy.grid, line.patches), -line.cores)):
+            if line.at(busy.lost(line.patches)) >= tolerance:
                 return cores or line.cores, patches or line.patches
         return cores or budgets[-1], patches or 1.0
 
 
-def losses(image: Tensor, patch: int, share: float) -> float:  # 1×3×H×W
-    """The root of the mean square that the cells of this share lose of the pixels; with all patches nothing is lost,
-    and it is that of the coarsest cells: how busy the image is.
-    """
-    small, large = (gain.square() for gain in detail(image, patch))
-    large = large / LARGER**2 + halved(small[:, None], 1)[:, 0]  # on the way to 2 patches, and from there to 4
-    cells = choose_cells(image, patch, share if share < 1 else 1e-9)
-    h, w = cells.grid
-    rows = torch.cat((small.new_zeros(1, h * w), 4 * small.flatten(1), 16 * large.flatten(1)), dim=1)
-    return math.sqrt(float(rows.gather(1, cells.numbers).double().sum()) / (h * w))
+class Busy:
+    """How much is to be seen in an image (1×3×H×W)."""
+
+    def __init__(self, image: Tensor, patch: int) -> None:
+        self.grid = (image.shape[-2] // patch, image.shape[-1] // patch)
+        self.gains = detail(image, patch)
+        small, large = (gain.square() for gain in self.gains)
+        large = large / LARGER**2 + halved(small[:, None], 1)[:, 0]  # on the way to 2 patches, and from there to 4
+        nothing = small.new_zeros(1, self.grid[0] * self.grid[1])
+        self.of_cells = torch.cat((nothing, 4 * small.flatten(1), 16 * large.flatten(1)), dim=1).double()
+
+    def lost(self, share: float) -> float:
+        """The root of the mean square that the cells of this share lose of the pixels; with all patches nothing is
+        lost, and it is that of the coarsest cells: how busy the image is.
+        """
+        cells = refined(self.gains, self.grid, share if share < 1 else 0)
+        return math.sqrt(float(self.of_cells.gather(1, cells).sum()) / (self.grid[0] * self.grid[1]))
 
 
-def run(
-    model: Veca, images: Tensor, cores: int | str | None, patches: float | str | None, tolerance: float
-) -> VecaOutput:
-    """The pass with what is chosen for each image. A batch has one budget of cores, the largest that any of its images
-    needs; images with one share of the patches go through together.
+def run(model: Veca, images: Tensor, cores: Any, patches: Any, tolerance: float) -> VecaOutput:
+    """The pass with what is chosen where `cores`, `patches` or both are "auto". A batch has one budget of cores, the
+    largest that any of its images needs, so that `out.cores` is one tensor; every image has its own share.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not 0 < tolerance <= 1:
         raise InputError(f"tolerance must be a cosine above 0 and at most 1, not {tolerance!r}")
-    for name, value in (("cores", cores), ("patches", patches)):
-        if isinstance(value, str) and value != AUTO:
-            raise InputError(f"{name} must be a number, None or 'auto', not {value!r}")
+    budget = model.check(images, None if cores == AUTO else cores)
+    given = None if patches == AUTO else 1.0 if patches is None else patches
+    if given is not None:
+        check_share(given)
     if model.calibration is None:
         raise InputError("this model is not calibrated, so 'auto' cannot choose: run `veca calibrate MODEL --photos …`")
-    if isinstance(patches, (int, float)):
-        check_share(patches)
-    budget = model.check(images, None if isinstance(cores, str) else cores)
-    share = None if isinstance(patches, str) else patches or 1.0
     choose, patch = model.calibration.choose, model.config.patch_size
     with torch.no_grad():
-        one_by_one = images.float().split(1)
-        if isinstance(cores, str):
-            budget = max(choose(image, patch, tolerance, None, share)[0] for image in one_by_one)
-        shares = [choose(image, patch, tolerance, budget, share)[1] for image in one_by_one]
-    groups = {value: [number for number, own in enumerate(shares) if own == value] for value in sorted(set(shares))}
-    outs = [model(images[numbers], cores=budget, patches=value) for value, numbers in groups.items()]
-    order = torch.tensor([number for numbers in groups.values() for number in numbers], device=images.device).argsort()
-    names = ("cls", "patches", "cores", "coords")
-    whole = {name: torch.cat([getattr(out, name) for out in outs])[order] for name in names}
-    cells = outs[0].cells if len(outs) == 1 else None
-    return outs[0]._replace(**whole, cells=cells, chosen=[(budget, own) for own in shares])
+        each = images.float().split(1)
+        if cores == AUTO:
+            budget = max(choose(image, patch, tolerance, None, given)[0] for image in each)
+        shares = [choose(image, patch, tolerance, budget, given)[1] for image in each]
+    out: VecaOutput = model(images, cores=budget, patches=shares)
+    return out._replace(chosen=[(budget, own) for own in shares])
 
 
 def read(folder: Path, bank: int) -> Calibration | None:

@@ -12,7 +12,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from veca.auto import NAME, Calibration, Line, losses
+from veca.auto import NAME, Busy, Calibration, Line
 from veca.cli import parse
 from veca.errors import InputError
 from veca.extract.sources import find_entries
@@ -65,7 +65,8 @@ def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> Calibration: 
     lost: list[dict[float, float]] = []  # a photo: its losses, by share
     for photo in photos:
         full = model(photo, cores=bank).patches[0].float()
-        lost.append({share: losses(photo, patch, share) for share in SHARES})
+        busy = Busy(photo.float(), patch)
+        lost.append({share: busy.lost(share) for share in SHARES})
         outs = (model(photo, cores=cores, patches=share).patches[0].float() for cores, share in settings)
         found.append([float(torch.cosine_similarity(out, full, dim=-1).mean()) for out in outs])
     lines = [Line(bank, 1.0, 1.0, 0.0)]

@@ -1,17 +1,20 @@
 """Mixed scale: fine patches where there is detail, coarse ones elsewhere, for a share of the grid's tokens.
 
     cells = choose_cells(images, model.patch_size, 0.5)   # of each image its own, as many for all
+    groups = by_tokens(grid, [0.5, 0.2, 0.5])              # of shares of their own: which images have as many
     squares = cells.squares(images, model.patch_size)      # what the patch embedding sees of them
     dense = cells.spread(features)                         # B×T×D → B×N×D, on the fine grid all the same
 
 A cell is a square of 1, 2 or 4 patches a side, reduced to one patch by averaging areas. No patch misses another, so
 the network takes any such set; where a cell's centre lies is all that it must know. Cells of 4 patches are split in
 four, and these again, where most would be lost; where the grid is no multiple of 4 or 2, the cells at its border are
-smaller from the start. Every split adds 3 tokens, so one share means one number of tokens, whatever the image.
+smaller from the start. Every split adds 3 tokens, so one share means one number of tokens, whatever the image
+(`tokens_of`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
 from typing import NamedTuple
@@ -98,11 +101,30 @@ class Cells(NamedTuple):
 
 
 def choose_cells(images: Tensor, patch: int, share: float) -> Cells:
-    """Cells for images (B×3×H×W): about `share` of the grid's patches in number, as near below as the tree permits."""
+    """Cells for images (B×3×H×W): about `share` of the grid's patches in number (`tokens_of` says how many)."""
     grid = (images.shape[-2] // patch, images.shape[-1] // patch)
     with torch.no_grad():
-        gains = detail(images, patch)
-        return Cells(refined(gains, grid, round(share * grid[0] * grid[1])), grid)
+        return Cells(refined(detail(images, patch), grid, share), grid)
+
+
+def tokens_of(grid: tuple[int, int], share: float) -> int:
+    """How many cells stand for a grid at this share: at most 2 fewer than asked for, since a split adds 3.
+
+    There is a least: cells of 4 patches wherever they fit. Where the grid is no multiple of 4, smaller ones stand at
+    its border, so on a small grid the least is much: 15 of the 45 patches of 9×5, whatever smaller share is asked.
+    """
+    (h, w), *coarser = level_grids(grid)
+    splits = sum(rows * columns for rows, columns in coarser)
+    fewest = h * w - 3 * splits
+    return fewest + 3 * min(max(0, (round(share * h * w) - fewest) // 3), splits)
+
+
+def by_tokens(grid: tuple[int, int], shares: Sequence[float]) -> list[list[int]]:
+    """The numbers of images with a share each, those with as many tokens together: no batch needs padding."""
+    groups: dict[int, list[int]] = {}
+    for image, share in enumerate(shares):
+        groups.setdefault(tokens_of(grid, share), []).append(image)
+    return list(groups.values())
 
 
 def check_share(share: float) -> None:
@@ -124,8 +146,8 @@ def detail(images: Tensor, patch: int) -> list[Tensor]:
     return gains
 
 
-def refined(gains: list[Tensor], grid: tuple[int, int], tokens: int) -> Tensor:
-    """The numbers (B×T) of the cells that remain when those with the largest gain are split, T at most `tokens`.
+def refined(gains: list[Tensor], grid: tuple[int, int], share: float) -> Tensor:
+    """The numbers (B×T) of the cells that remain when those with the largest gain are split, T = `tokens_of`.
 
     A cell of 4 comes before its parts in the order of splits: it counts with the best mean gain that it and its
     best parts have together, and parts count no more than it.
@@ -139,9 +161,9 @@ def refined(gains: list[Tensor], grid: tuple[int, int], tokens: int) -> Tensor:
     large = (sums / torch.arange(1, 6, device=device)).amax(-1)
     small = small.clone()
     small[:, : 2 * h4, : 2 * w4] = torch.minimum(small[:, : 2 * h4, : 2 * w4], repeated(large))
-    order = torch.cat((large.flatten(1), small.flatten(1)), dim=1).argsort(dim=1, descending=True, stable=True)
-    fewest = h * w - 3 * (h2 * w2 + h4 * w4)
-    splits = min(max(0, (tokens - fewest) // 3), h2 * w2 + h4 * w4)
+    order = descending(torch.cat((large.flatten(1), small.flatten(1)), dim=1))
+    tokens = tokens_of(grid, share)
+    splits = h2 * w2 + h4 * w4 - (h * w - tokens) // 3
     split = torch.zeros(order.shape, dtype=torch.bool, device=device).scatter(1, order[:, :splits], True)
     split4, split2 = split.split((h4 * w4, h2 * w2), dim=1)
     split4, split2 = split4.unflatten(1, (h4, w4)), split2.unflatten(1, (h2, w2))
@@ -149,7 +171,14 @@ def refined(gains: list[Tensor], grid: tuple[int, int], tokens: int) -> Tensor:
     there[0][:, : 2 * h2, : 2 * w2] = repeated(split2)
     there[1][:, : 2 * h4, : 2 * w4] = repeated(split4)
     leaves = torch.cat([leaf.flatten(1) for leaf in (there[0], there[1] & ~split2, ~split4)], dim=1)
-    return leaves.byte().argsort(dim=1, descending=True, stable=True)[:, : fewest + 3 * splits]
+    return descending(leaves.float())[:, :tokens]
+
+
+def descending(values: Tensor) -> Tensor:
+    """The order of each row (B×n), largest first; of equals the first, so that cells come before their parts."""
+    if torch.onnx.is_in_onnx_export():  # ONNX has no stable sort, but its TopK takes the first of equals first
+        return values.topk(values.shape[1], dim=1).indices
+    return values.argsort(dim=1, descending=True, stable=True)
 
 
 def level_grids(grid: tuple[int, int]) -> list[tuple[int, int]]:

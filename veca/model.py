@@ -18,7 +18,7 @@ from veca.dino import DinoNames
 from veca.errors import InputError
 from veca.fused import FusedPass
 from veca.images import MAX_PIXELS, SIZE, preprocess
-from veca.mixed import Cells, check_share, choose_cells
+from veca.mixed import Cells, by_tokens, check_share, choose_cells, tokens_of
 from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from veca.large.picture import StripSource
     from veca.large.sinks import Sink
     from veca.scan import Scan
+
+
+NO_ATTENTION = "attention is shown over all patches of the grid: ask for it without patches="
 
 
 class VecaOutput(NamedTuple):
@@ -46,8 +49,9 @@ class VecaOutput(NamedTuple):
     """(h, w), h·w = N"""
     attention: list[AttentionMaps] | None = None
     """one per layer, on request"""
-    cells: Cells | None = None
-    """which squares stood for the patches, at mixed scale"""
+    cells: Cells | list[Cells | None] | None = None
+    """which squares stood for the patches, at mixed scale (None: the patches themselves); of shares of their own one
+    for each image. `cells.numbers.shape[1]` is how many were spent"""
     chosen: list[tuple[int, float]] | None = None
     """cores and share of the patches of each image, where "auto" chose them"""
 
@@ -62,6 +66,7 @@ class Layers(NamedTuple):
     grid: tuple[int, int]
     start: tuple[Tensor, Tensor]  # cores and patches that entered the first block
     joined: list[Tensor]  # B×(C+N)×D, where asked for
+    cells: Cells | None = None  # what the patches are (N of them), at mixed scale
 
     @property
     def tokens(self) -> list[Tensor]:
@@ -120,15 +125,15 @@ class Veca(DinoNames, nn.Module):
         return_attention: bool = False,
         is_training: None = None,
         *,
-        patches: float | Literal["auto"] | None = None,
+        patches: float | Sequence[float] | Literal["auto"] | None = None,
         tolerance: float = 0.98,
     ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
-        grid's patches to spend, coarse ones where there is little to see (`veca.mixed`); the output is as dense as
-        ever. "auto" chooses either or both, as few as keep the dense feature within a cosine of `tolerance` of the full
-        pass (`veca.auto`, after `veca calibrate`). `is_training` is DINOv2's, whose answer has another shape: it is
-        refused with the name of what gives that answer here.
+        grid's patches to spend, coarse ones where there is little to see (`veca.mixed`), or one for each image; the
+        output is as dense as ever. "auto" chooses either or both, as few as keep the dense feature within a cosine of
+        `tolerance` of the full pass (`veca.auto`, after `veca calibrate`). `is_training` is DINOv2's, whose answer has
+        another shape: it is refused with the name of what gives that answer here.
         """
         if is_training is not None:
             raise InputError(
@@ -139,9 +144,15 @@ class Veca(DinoNames, nn.Module):
             from veca.auto import run
 
             if return_attention:
-                raise InputError("attention is shown for a budget that you choose: ask for it without 'auto'")
+                raise InputError("attention is shown for what you choose yourself: ask for it without 'auto'")
             return run(self, images, cores, patches, tolerance)
-        cells = self.cells(images, cores, patches)
+        if isinstance(patches, Sequence) and not isinstance(patches, str):
+            if return_attention:
+                raise InputError(NO_ATTENTION)
+            return self._forward_each(images, cores, patches)
+        cells = self.cells(images, cores, patches)  # type: ignore[arg-type]  # words were answered above
+        if cells is not None and return_attention:
+            raise InputError(NO_ATTENTION)
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
         core_features, dense = self.output(layers.cores[-1]), self.output(layers.patches[-1])
         return VecaOutput(
@@ -153,6 +164,29 @@ class Veca(DinoNames, nn.Module):
             attention=layers.attention if return_attention else None,
             cells=cells,
         )
+
+    def _forward_each(self, images: Tensor, cores: int | None, shares: Sequence[float]) -> VecaOutput:
+        """Every image with its own share of the patches; those with as many tokens go through together."""
+        self.check(images, cores)
+        if len(shares) != len(images) or not shares:
+            raise InputError(f"patches must be one share, or one for each of {len(images)} images, not {len(shares)}")
+        for share in shares:
+            check_share(share)
+        grid = (images.shape[-2] // self.config.patch_size, images.shape[-1] // self.config.patch_size)
+        groups = by_tokens(grid, shares)
+        outs = [self(images[group], cores, patches=shares[group[0]]) for group in groups]
+        numbers = [number for group in groups for number in group]
+        order = torch.tensor(numbers, device=images.device).argsort()
+        cells = [
+            Cells(out.cells.numbers[[place]], grid) if isinstance(out.cells, Cells) else None
+            for group, out in zip(groups, outs, strict=True)
+            for place in range(len(group))
+        ]
+        together = {
+            name: torch.cat([getattr(out, name) for out in outs])[order]
+            for name in ("cls", "patches", "cores", "coords")
+        }
+        return VecaOutput(**together, grid=grid, cells=[cells[place] for place in order.tolist()])
 
     def forward_layers(
         self,
@@ -183,7 +217,7 @@ class Veca(DinoNames, nn.Module):
         tokens, state, pace = self.bank(budget, images.shape[0])
         tokens = tokens.to(patches.dtype)
         by_patch = self.patch_rotation(grid, images.device, cells)
-        layers = Layers([], [], [], [], grid, (tokens, patches), [])
+        layers = Layers([], [], [], [], grid, (tokens, patches), [], cells)
         fused = None
         if forced_patches is None and reading is None and not return_attention and not joined:
             fused = FusedPass.start(self.blocks, tokens, patches)  # the same blocks, faster; None where it must not
@@ -255,7 +289,9 @@ class Veca(DinoNames, nn.Module):
             return None
         check_share(share)
         self.check(images, cores)
-        return None if share == 1 else choose_cells(images, self.config.patch_size, share)
+        patch = self.config.patch_size
+        h, w = images.shape[-2] // patch, images.shape[-1] // patch
+        return None if tokens_of((h, w), share) == h * w else choose_cells(images, patch, share)
 
     def embed(self, images: Tensor, cells: Cells | None = None) -> tuple[Tensor, tuple[int, int]]:
         """Patch tokens (B×N×D, or of `cells`), with their table entries where the model has a table, and the grid."""

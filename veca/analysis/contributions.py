@@ -42,7 +42,7 @@ class Contributions(NamedTuple):
 @torch.inference_mode()
 def contributions(model: Veca, images: Tensor, layers: Layers) -> Iterator[Contributions]:
     """The contributions in every layer, first to last, of what `model.forward_layers(images, cores)` returned."""
-    by_patch = model.patch_rotation(layers.grid, images.device)
+    by_patch = model.patch_rotation(layers.grid, images.device, layers.cells)
     entering = [layers.start, *zip(layers.cores, layers.patches, strict=True)]
     for block, (cores, patches), coords in zip(model.blocks, entering[:-1], layers.coords, strict=True):
         assert isinstance(block, Block)
