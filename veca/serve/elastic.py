@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from veca.mixed import tokens_of
+
 HIGH, LOW = 0.8, 0.5  # shares of the objective
 SHARES = (1.0, 0.7, 0.5)  # of the patches, before the size falls
 
@@ -29,7 +31,7 @@ class Level(NamedTuple):
 
     def tokens(self, grid: tuple[int, int]) -> int:
         """What an image with this grid costs, for all that the layers do is linear in them."""
-        return max(1, round(self.patches * grid[0] * grid[1]))
+        return tokens_of(grid, self.patches)
 
 
 def ladder(size: int, least: int, patch_size: int) -> list[Level]:
