@@ -65,9 +65,7 @@ def test_every_image_gets_the_fewest_tokens_that_its_own_line_allows(model: Veca
     assert model(images, patches="auto", tolerance=1e-3).chosen == [(BANK, 0.5)] * 3
     assert model(images, cores=4, patches="auto", tolerance=0.97).chosen == [(4, 1.0)] * 3  # no setting reaches it
     assert model(images, cores="auto", patches="auto", tolerance=0.94).chosen == [(4, 1.0), (4, 0.5), (4, 1.0)]
-    assert (
-        model(images, cores="auto", patches=0.6, tolerance=0.9).chosen == [(BANK, 0.6)] * 3
-    )  # rough ones need all
+    assert model(images, cores="auto", patches=0.6, tolerance=0.9).chosen == [(BANK, 0.6)] * 3  # rough ones need all
     assert model(images[1:2], cores="auto", patches=0.6, tolerance=0.9).chosen == [(4, 0.6)]
     assert model(images, patches=0.5).chosen is None
 

@@ -127,7 +127,7 @@ def main(
     if not rows:
         raise SystemExit("no photograph has so many pixels")
     write_csv(out / "elastic.csv", rows)
-    print(markdown([list(rows[0]), *([row[name] for name in row] for row in rows)]))
+    print(markdown([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
 
 
 if __name__ == "__main__":
