@@ -309,6 +309,24 @@ def floors(numbers: Path, figure: Figure) -> None:
     words_below(figure, axes)
 
 
+def elastic(numbers: Path, figure: Figure) -> None:
+    """Cosine to the full pass over milliseconds, a line a knob: the mean, and the worst tenth."""
+    rows = read_csv(numbers / "elastic.csv")
+    rows = [row for row in rows if row["size"] == rows[-1]["size"]]
+    titles = (("cosine", "Cosine to the full pass, mean"), ("worst", "Worst tenth of the photographs"))
+    for axes, (name, title) in zip(panels(figure, 2, 3.9), titles, strict=True):
+        for knob, label, style in (
+            ("patches", "fewer patches", {"color": OURS, "marker": "o"}),
+            ("smaller", "a smaller image", {"color": DENSE, "marker": "^", "ls": "--"}),
+            ("cores", "fewer cores", {"color": PLAIN, "marker": "s", "ls": ":"}),
+            ("auto", "auto", {"color": FEW, "marker": "D", "ls": "-."}),
+        ):
+            axes.plot(column(rows, "ms", knob=knob), column(rows, name, knob=knob), label=label, **style)
+        axes.plot(column(rows, "ms", knob="full"), [1.0], color="#1d262c", marker="*", ms=11, ls="", label="full")
+        axes.set(title=title, xlabel=f"milliseconds, {rows[0]['size']} pixels", xlim=(0, None))
+    words_below(figure, axes)
+
+
 PLOTS = {
     "cost": cost,
     "quality": quality,
@@ -319,6 +337,7 @@ PLOTS = {
     "floors": floors,
     "cells": cells,
     "stability": stability,
+    "elastic": elastic,
 }
 
 if __name__ == "__main__":

@@ -162,11 +162,13 @@ BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
 ELASTIC = "--model {model} --cores 8,64 --dtype bfloat16"  # what a share costs, and what a stride gives
 UNTRAINED = "--model {results}/start/untrained --cores 64"  # what training had to improve on
 RANDOM = "--model random:veca_small --cores 64"  # what no training at all gives
+FEWER = "--patches 1,0.7,0.5,0.35,0.2"
 SHORT = "--size 112 --cores 8,64 --seeds 1"
 EPOCHS, STEPS_5 = f"{SHORT} --epochs 5", f"{SHORT} --steps 5"
 TUNED = "--layer-decay 0.8 --start-head {results}"
 
 CELLS = "python tools/cells.py --data {data}/underwater --model {model} --teacher {teacher}"
+FEWER_CELLS = FEWER.replace(",", " ")
 FEW = "--sizes 448 --a-stretch 1"
 
 STEPS = (
@@ -345,6 +347,38 @@ STEPS = (
     ),
     Step("cells", f"{CELLS} --out {{out}}", 100, ("cells.csv",), FEW, own_rows("cells.csv")),
     Step("cells-time", f"{CELLS} --time --out {{out}}", 12, ("times.csv",), f"{FEW} --rounds 1", own_rows("times.csv")),
+    Step("cells-patches", f"{CELLS} {FEWER_CELLS} --out {{out}}", 60, ("cells.csv",), FEW, own_rows("cells.csv")),
+    *(
+        judge(
+            f"elastic-voc-{size}",
+            f"probe segment {VOC} --model {{model}} --cores 64 --size {size} --seeds 1 {FEWER}",
+            minutes,
+            "--size 112 --steps 5 --patches 1,0.5",
+        )
+        for size, minutes in ((448, 40), (896, 160))
+    ),
+    Step(
+        "calibrate",
+        "veca calibrate {model} --photos {data}/large-0001.tar --out {out}/model",
+        20,
+        ("model/calibration.json",),
+        "--size 56 --images 8",
+    ),
+    Step(
+        "elastic",
+        "python tools/elastic.py --model {results}/calibrate/model --photos {data}/large-0000.tar --sizes 448 896 "
+        "--out {out}",
+        40,
+        ("elastic.csv",),
+        "--sizes 112 --images 2 --rounds 1",
+        own_rows("elastic.csv"),
+    ),
+    Step(
+        "elastic-picture",
+        "python tools/elastic_picture.py --images {docs}/images",
+        0.2,
+        ("{docs}/images/elastic.webp",),
+    ),
     Step(
         "stability",
         "python tools/stability.py --data {data} --model {model} --teacher {teacher} "

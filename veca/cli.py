@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "finetune": ("veca.finetune.command", "main", "fine-tune on labels: classes, masks or depth"),
     "probe": ("veca.probes.command", "main", "judge backbones by linear probes"),
     "bench": ("veca.bench.command", "main", "measure FLOPs, latency and memory"),
+    "calibrate": ("veca.calibrate", "main", "let a model choose its own budgets of cores and patches"),
     "import": ("veca.importing", "main", "turn an authors' checkpoint, or a DINOv2 or DINOv3, into a model folder"),
     "export": ("veca.export", "main", "write an ONNX file"),
     "serve": ("veca.serve.command", "main", "serve features over HTTP"),

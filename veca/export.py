@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from veca._version import __version__
 from veca.block import Attention, Block, probabilities
 from veca.cli import parse
-from veca.errors import InputError, require
+from veca.errors import InputError, check_share, require
 from veca.files import refuse_file, whole_file, write_text
 from veca.images import MEAN, STD, open_image, preprocess
 from veca.model import Veca

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.distributed import ProcessGroup
 
+    from veca.auto import Calibration
     from veca.large.picture import StripSource
     from veca.large.sinks import Sink
     from veca.scan import Scan
@@ -52,6 +53,8 @@ class VecaOutput(NamedTuple):
     cells: Cells | list[Cells | None] | None = None
     """which squares stood for the patches, at mixed scale (None: the patches themselves); of shares of their own one
     for each image"""
+    chosen: list[tuple[int, float]] | None = None
+    """cores and share of the patches of each image, where "auto" chose them"""
 
     @property
     def tokens(self) -> list[int]:
@@ -91,6 +94,7 @@ class Veca(DinoNames, nn.Module):
         self.config = config
         self.default_cores = config.bank  # what `cores=None` means
         self.card: dict[str, Any] = {}  # where the weights came from, for `veca info`
+        self.calibration: Calibration | None = None  # what "auto" chooses by
         self.patch_embed = PatchEmbed(config)
         if config.positions == "table":
             self.table = nn.Parameter(torch.empty(config.table_size, config.table_size, config.width))
@@ -125,28 +129,36 @@ class Veca(DinoNames, nn.Module):
     def forward(
         self,
         images: Tensor,
-        cores: int | None = None,
+        cores: int | Literal["auto"] | None = None,
         return_attention: bool = False,
         is_training: None = None,
         *,
-        patches: float | str | Sequence[float] | None = None,
+        patches: float | Sequence[float] | Literal["auto"] | None = None,
+        tolerance: float = 0.98,
     ) -> VecaOutput:
         """images: B×3×H×W → the named outputs; `cores` is the budget, from 1 to the bank's size (None:
         `default_cores`, which is all unless `veca.load(…, cores=…)` said otherwise). `patches` is the share of the
         grid's patches to spend, coarse ones where there is little to see (`veca.mixed`), or one for each image; the
-        output is as dense as ever. `is_training` is DINOv2's, whose answer has another shape: it is refused with the
-        name of what gives that answer here.
+        output is as dense as ever. "auto" chooses either or both, as few as keep the dense feature within a cosine of
+        `tolerance` of the full pass (`veca.auto`, after `veca calibrate`). `is_training` is DINOv2's, whose answer has
+        another shape: it is refused with the name of what gives that answer here.
         """
         if is_training is not None:
             raise InputError(
                 "DINOv2's is_training=True is model.forward_features(images) here, and is_training=False is "
                 "model(images).cls; model.train() and model.eval() are PyTorch's"
             )
+        if isinstance(cores, str) or isinstance(patches, str):
+            from veca.auto import run
+
+            if return_attention:
+                raise InputError("attention is shown for what you choose yourself: ask for it without 'auto'")
+            return run(self, images, cores, patches, tolerance)
         if isinstance(patches, Sequence) and not isinstance(patches, str):
             if return_attention:
                 raise InputError(NO_ATTENTION)
             return self._forward_each(images, cores, patches)
-        cells = self.cells(images, cores, patches)
+        cells = self.cells(images, cores, patches)  # type: ignore[arg-type]  # words were answered above
         if cells is not None and return_attention:
             raise InputError(NO_ATTENTION)
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)

@@ -1,8 +1,9 @@
 """Save, load and import weights. Nothing in a file can run code, and a damaged file is named before it is used.
 
-A model folder holds `model.safetensors` and `config.json`. The safetensors file alone is enough: its metadata repeats
-the configuration and carries a checksum per tensor and one of itself, so the two files can never disagree after a crash
-between them, and no byte that matters can change unnoticed. What a file can make this allocate is bounded by its size.
+A model folder holds `model.safetensors` and `config.json`, and `calibration.json` once `veca calibrate` ran. The
+safetensors file alone is enough: its metadata repeats the configuration and carries a checksum per tensor and one of
+itself, so the two files can never disagree after a crash between them, and no byte that matters can change unnoticed.
+What a file can make this allocate is bounded by its size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from veca import auto
 from veca.config import VecaConfig
 from veca.errors import InputError
 from veca.files import remove_partials, whole_file, write_json
@@ -63,6 +65,10 @@ def save(model: Veca, folder: str | Path, dtype: torch.dtype | None = None) -> N
         save_file(tensors, temporary, metadata={"veca": text, "veca_crc32": seal(text, tensors), "format": "pt"})
     about = {"model_type": "veca", "auto_map": AUTO_MAP, **model.config.to_dict(), "card": model.card}
     write_json(folder / CONFIG, about)
+    if model.calibration is None:  # of other weights that lay here
+        (folder / auto.NAME).unlink(missing_ok=True)
+    else:
+        write_json(folder / auto.NAME, model.calibration.to_dict())
     if not processor_fits(folder, model.patch_size):  # what AutoImageProcessor of transformers looks for
         kind = {"image_processor_type": "VecaImageProcessor", "auto_map": PROCESSOR_MAP}
         write_json(folder / PROCESSOR, {**kind, "patch_size": model.patch_size})
@@ -84,6 +90,7 @@ def load(
     tensors, config, card = read_checkpoint(path) if path.suffix in (".pt", ".pth") else read_safetensors(path)
     model = build(config, tensors, path, device, dtype)
     model.card = {**card, "source": str(source)}
+    model.calibration = auto.read(path.parent, config.bank) if path.name == WEIGHTS else None
     if cores is not None:
         if isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= config.bank:
             raise InputError(f"cores must be a whole number from 1 to {config.bank} (this model's bank), not {cores!r}")

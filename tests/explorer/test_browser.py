@@ -392,6 +392,53 @@ def test_trails_are_offered_only_where_cores_move(
     assert tab.page.locator("polyline").count() == 0
 
 
+def cells_in(tab: Any, parent: str) -> set[tuple[int, int, int]]:
+    """Left, top and width of the drawn cells, in patches, from where they are on the screen."""
+    tab.settle()
+    box = tab.page.locator(parent).bounding_box()
+    path = tab.page.locator(f"{parent} .cells path").last
+    assert path.bounding_box() == pytest.approx(box, abs=6)  # they cover the photo, and half a line around it
+    return {tuple(map(int, cell)) for cell in re.findall(r"M(\d+) (\d+)h(\d+)v\3h-\3z", path.get_attribute("d"))}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_cells_of_half_the_patches_lie_over_the_photo(
+    width: int, tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone
+) -> None:
+    pixels = np.asarray(photo.image).copy()
+    pixels[:, 120:] = 90  # nothing to see there
+    path = tmp_path / "page.html"
+    path.write_text(build_page([Photo("half", Image.fromarray(pixels))], [backbone], size=160, budgets=(4,)), "utf-8")
+    tab = open_tab(path, width)
+    assert not tab.visible(".stage .cells")
+    before = tab.pixels()
+    tab.page.check("#show-photo")
+    tab.page.check("#show-cells")
+    images, _ = photo_tensor(Photo("half", Image.fromarray(pixels)), backbone.model, 160, torch.device("cpu"))
+    out = backbone.veca(images, cores=4, patches=0.5)
+    expected = {tuple(place) for place in out.cells.places[0].tolist()}  # type: ignore[union-attr]
+    assert {side for _, _, side in expected} >= {1, 4}
+    for parent in (".stage", ".plain"):
+        assert cells_in(tab, parent) == expected
+    covered = sum(side**2 for _, _, side in expected)
+    assert covered == GRID[0] * GRID[1]
+    np.testing.assert_array_equal(tab.pixels(), before)
+    tab.page.mouse.move(*tab.point(2, 3, GRID))  # they are not in the way
+    assert "column 4, row 3" in tab.text("#readout")
+    with tab.page.expect_download() as download:
+        tab.page.click("#save")
+    download.value.save_as(tmp_path / "with.png")
+    tab.page.uncheck("#show-cells")
+    assert not tab.visible(".stage .cells")
+    with tab.page.expect_download() as download:
+        tab.page.click("#save")
+    download.value.save_as(tmp_path / "without.png")
+    drawn, plain = (
+        np.asarray(Image.open(tmp_path / f"{name}.png").convert("L"), float) for name in ("with", "without")
+    )
+    assert np.abs(drawn - plain)[28:188, 28:268].mean() > 5
+
+
 def test_a_smaller_stride_makes_finer_maps_of_the_last_layer(
     tmp_path: Path, open_tab: Any, photo: Photo, backbone: Backbone
 ) -> None:

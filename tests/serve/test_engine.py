@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from veca.errors import InputError
-from veca.serve.elastic import Controller
+from veca.serve.elastic import Controller, Level
 from veca.serve.engine import Engine
 from veca.serve.metrics import Metrics
 
 
 def engine_of(objective: float | None = None) -> Engine:
-    return Engine(Controller([64, 32], objective, 1.0), Metrics(), patch_size=16, threads=1)
+    return Engine(Controller([Level(64), Level(64, 0.5)], objective, 1.0), Metrics(), patch_size=16, threads=1)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_job_that_fails_is_logged_and_the_next_one_runs(engine: Engine, caplog
         engine.submit(fail, 16).result(timeout=30)
     assert engine.submit(lambda: 1, 16).result(timeout=30) == 1
     assert engine.alive
-    assert "the model failed on 16 patches" in caplog.text
+    assert "the model failed on 16 tokens" in caplog.text
 
 
 def test_a_cancelled_job_costs_no_work(engine: Engine) -> None:
@@ -80,20 +80,20 @@ def test_a_cancelled_job_costs_no_work(engine: Engine) -> None:
     assert seen == [1]
 
 
-def test_the_size_falls_with_the_queue_and_rises_again() -> None:
+def test_the_level_falls_with_the_queue_and_rises_again() -> None:
     engine = engine_of(objective=0.05)
     engine.start()
     let_go = threading.Event()
     engine.submit(let_go.wait, 16)
-    assert engine.size() == 64  # nothing is known of the cost yet
+    assert engine.level() == (64, 1.0)  # nothing is known of the cost yet
     engine.rate = 0.03 / 16
-    assert engine.size() == 32
+    assert engine.level() == (64, 0.5)
     let_go.set()
     engine.submit(lambda: None, 16).result(timeout=30)
     engine.controller.patience = 1e-6
     engine.rate = 1e-9
-    sizes = [engine.size() for _ in range(3)]
-    assert sizes[-1] == 64
+    levels = [engine.level() for _ in range(3)]
+    assert levels[-1] == (64, 1.0)
     engine.stop()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import veca
+from veca.serve.elastic import ladder
 
 from .process import HTTP, Server, expected, head, picture, raw
 from .test_bounds import bomb, wait_until
@@ -159,7 +160,7 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_under_load_the_size_falls_and_rises_again(start: Callable[..., Server], library: veca.Veca) -> None:
+def test_under_load_patches_and_size_fall_and_rise_again(start: Callable[..., Server], library: veca.Veca) -> None:
     server = start(
         *("--size", "1024", "--threads", "1", "--queue", "128", "--timeout", "5m", "--slo", "1s", "--min-size", "512"),
     )
@@ -181,20 +182,22 @@ def test_under_load_the_size_falls_and_rises_again(start: Callable[..., Server],
         answers = [future.result() for future in asked]
     assert health[1] > 5, health
     assert {answer.status_code for answer in answers} == {200}
-    used = [(answer.json()["size"], answer.json()["cores"]) for answer in answers]
+    used = [tuple(answer.json()[name] for name in ("size", "spent", "cores")) for answer in answers]
     own, ours = used[15::16], [item for index, item in enumerate(used) if index % 16 != 15]
-    assert set(own) == {(320, 40)}
-    assert min(size for size, _ in ours) < 1024
-    assert all(512 <= size <= 1024 and cores == 64 for size, cores in ours)
-    for answer, (size, cores) in zip(answers[::12], used[::12], strict=True):
-        assert (answer.headers["x-veca-size"], answer.headers["x-veca-cores"]) == (str(size), str(cores))
-        np.testing.assert_allclose(answer.json()["cls"], expected(library, body, size, cores).cls[0], atol=1e-5)
+    assert set(own) == {(320, 1.0, 40)}
+    assert {(size, spent, 64) for size, spent in ladder(1024, 512, library.patch_size)} >= set(ours)
+    assert min(spent for _, spent, _ in ours) == 0.5
+    for answer, (size, spent, cores) in zip(answers[::12], used[::12], strict=True):
+        said = [answer.headers[f"x-veca-{name}"] for name in ("size", "patches", "cores")]
+        assert said == [str(size), f"{spent:g}", str(cores)]
+        out = library(library.preprocess(body, size), cores=cores, patches=spent)
+        np.testing.assert_allclose(answer.json()["cls"], out.cls[0].detach(), atol=1e-5)
     lowest = min((index for index in range(96) if index % 16 != 15), key=lambda index: used[index])
     assert answers[lowest].json()["lowered"] is True
 
     def recovered() -> bool:
         time.sleep(0.3)
         answer = HTTP.post(url, content=body).json()
-        return (answer["size"], answer["cores"], answer["lowered"]) == (1024, 64, False)
+        return (answer["size"], answer["spent"], answer["lowered"]) == (1024, 1.0, False)
 
     wait_until(recovered)

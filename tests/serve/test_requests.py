@@ -60,9 +60,10 @@ def test_json_says_what_was_used(server: Server, library: veca.Veca) -> None:
     answer = post(server, "/v1/features?dense=true", body)
     values = answer.json()
     out = expected(library, body, 96, 64)
-    assert {name: values[name] for name in ("model", "size", "cores", "lowered", "grid", "image")} == {
+    assert {name: values[name] for name in ("model", "size", "spent", "cores", "lowered", "grid", "image")} == {
         "model": "little",
         "size": 96,
+        "spent": 1.0,
         "cores": 64,
         "lowered": False,
         "grid": [6, 12],
@@ -70,8 +71,8 @@ def test_json_says_what_was_used(server: Server, library: veca.Veca) -> None:
     }
     np.testing.assert_allclose(values["cls"], out.cls[0], atol=1e-5)
     np.testing.assert_allclose(np.array(values["patches"]).reshape(72, 64), out.patches[0], atol=1e-5)
-    used = [answer.headers[f"x-veca-{name}"] for name in ("model", "size", "cores", "lowered", "grid")]
-    assert used == ["little", "96", "64", "false", "6x12"]
+    used = [answer.headers[f"x-veca-{name}"] for name in ("model", "size", "patches", "cores", "lowered", "grid")]
+    assert used == ["little", "96", "1", "64", "false", "6x12"]
     assert "patches" not in post(server, "/v1/features", body).json()
 
 
@@ -212,7 +213,16 @@ def test_health_and_metrics(server: Server) -> None:
     families = {
         family.name: family for family in text_string_to_metric_families(HTTP.get(f"{server.url}/metrics").text)
     }
-    for name in ("requests", "rejected", "request_seconds", "model_seconds", "queue", "wait_seconds", "elastic_size"):
+    for name in (
+        "requests",
+        "rejected",
+        "request_seconds",
+        "model_seconds",
+        "queue",
+        "wait_seconds",
+        "elastic_size",
+        "elastic_patches",
+    ):
         assert f"veca_{name}" in families
     counts = {tuple(sample.labels.values()): sample.value for sample in families["veca_requests"].samples}
     assert counts["/v1/features", "200"] >= 1

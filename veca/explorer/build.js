@@ -17,6 +17,11 @@ function buildPane(pane, index) {
     parent.prepend(photo);
     return photo;
   });
+  const cells = pane.squares ? [stage, plain].map((parent) => {
+    parent.querySelector(".ring").insertAdjacentHTML("beforebegin", `<svg class="cells" viewBox="0 0 ${pane.lattice.columns} ${pane.lattice.rows}" ` +
+      `preserveAspectRatio="none" aria-hidden="true" hidden><path class="under" d="${pane.squares}"/><path d="${pane.squares}"/></svg>`);
+    return parent.querySelector(".cells");
+  }) : [];
   canvas.id = `map-${index}`;
   cores.setAttribute("aria-label", `Cores of ${pane.model}`);
   const [name, model, note] = figure.lastChild.children;
@@ -31,7 +36,7 @@ function buildPane(pane, index) {
     cores.append(dot);
     return dot;
   });
-  const view = { figure, beside, stage, canvas, cores, dots, name, model, note, photo: photos[0], trails: stage.querySelector("svg"),
+  const view = { figure, beside, stage, canvas, cells, cores, dots, name, model, note, photo: photos[0], trails: stage.querySelector("svg"),
     rings: [stage.querySelector(".ring"), plain.querySelector(".ring")] };
   const shape = (ratio) => {
     for (const part of [figure, beside]) part.style.setProperty("--ratio", `${ratio}`);
@@ -108,6 +113,7 @@ function buildControls() {
   $("budget-control").hidden = lead.budgets.length < 2;
   $("layer-control").hidden = depth < 2;
   $("cores-switch").hidden = !lead.hasCores;
+  $("cells-switch").hidden = !panes.some((pane) => pane.squares);
   $("trails-switch").hidden = !panes.some((pane) => pane.moves);
   $("show-photo").checked = page.linked !== "photos" && !matchMedia("(max-width: 620px)").matches;
   const tick = (text) => Object.assign(document.createElement("span"), { textContent: text });
@@ -118,7 +124,7 @@ function buildControls() {
   const blend = () => document.body.style.setProperty("--blend", $("blend").value / 100);
   $("blend").addEventListener("input", blend);
   blend();
-  for (const id of ["show-cores", "show-trails", "show-photo"]) $(id).addEventListener("change", requestDraw);
+  for (const id of ["show-cores", "show-trails", "show-photo", "show-cells"]) $(id).addEventListener("change", requestDraw);
   for (const choice of document.getElementsByName("kind")) choice.addEventListener("change", () => { state.kind = choice.value; requestDraw(); });
   $("core-close").addEventListener("click", () => { state.core = null; requestDraw(); });
   $("play").addEventListener("click", () => (timer ? stop() : play(depth)));

@@ -32,12 +32,22 @@ class Pane {
     this.depth = table.layers.length;
     this.hasCores = table.budgets.length > 0;
     this.remembered = new Map();
+    this.squares = table.cells ? this.outlines(...table.cells) : "";
     this.moves = this.hasCores && this.budgets.some((_, budget) => this.layers.some((_, layer) => this.moved(layer, budget)));
   }
 
   moved(layer, budget) { // by more than a two-hundredth of the photo
     const first = this.places(0, budget);
     return this.places(layer, budget).some(({ x, y }, core) => Math.hypot(x - first[core].x, y - first[core].y) > 0.005);
+  }
+
+  // The cells that stand for the patches when half of them are spent, as a path in units of patches.
+  outlines(place, count) {
+    const values = new Int16Array(this.buffer, place, 3 * count);
+    return Array.from({ length: count }, (_, i) => {
+      const [x, y, side] = values.subarray(3 * i, 3 * i + 3);
+      return `M${x} ${y}h${side}v${side}h${-side}z`;
+    }).join("");
   }
 
   // Where the features of a layer lie.

@@ -70,7 +70,7 @@ function tell(words) {
 function drawPicture() {
   const seen = panes.filter((_, index) => !views[index].figure.hidden);
   const parts = views.flatMap((view, index) => [
-    ...(view.beside.hidden ? [] : [{ photo: view.photo }]), ...(view.figure.hidden ? [] : [{ photo: view.photo, view, pane: panes[index] }]),
+    ...(view.beside.hidden ? [] : [{ photo: view.photo, pane: panes[index] }]), ...(view.figure.hidden ? [] : [{ photo: view.photo, view, pane: panes[index] }]),
   ]);
   const high = Math.min(900, Math.max(...parts.map(({ photo }) => photo.naturalHeight))), gap = 20, edge = 28, line = 30;
   const widths = parts.map(({ photo }) => Math.round(high * photo.naturalWidth / photo.naturalHeight));
@@ -108,11 +108,21 @@ function drawPart(context, { photo, view, pane }, left, top, width, high) {
   context.filter = `grayscale(${blend})`;
   context.drawImage(photo, left, top, width, high);
   context.filter = "none";
+  if (view) {
+    context.globalAlpha = blend;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(view.canvas, left, top, width, high);
+    context.globalAlpha = 1;
+  }
+  if (pane.squares && $("show-cells").checked) {
+    const path = new Path2D(), { columns, rows } = pane.lattice;
+    path.addPath(new Path2D(pane.squares), new DOMMatrix([width / columns, 0, 0, high / rows, left, top]));
+    for (const [colour, thick] of [["#0006", 2.6], ["#fffd", 1]]) {
+      Object.assign(context, { strokeStyle: colour, lineWidth: thick });
+      context.stroke(path);
+    }
+  }
   if (!view) return;
-  context.globalAlpha = blend;
-  context.imageSmoothingEnabled = false;
-  context.drawImage(view.canvas, left, top, width, high);
-  context.globalAlpha = 1;
   const ring = view.rings[0], { width: columns, height: rows } = view.canvas;
   if (!ring.hidden) {
     const box = [parseFloat(ring.style.left) / 100 * width + left, parseFloat(ring.style.top) / 100 * high + top, width / columns, high / rows];

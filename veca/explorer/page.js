@@ -69,6 +69,7 @@ function draw() {
     view.figure.hidden = state.model !== "both" && state.model !== index;
     view.beside.hidden = !$("show-photo").checked || panes.findIndex((other) => other.image === pane.image) !== index;
     paint(view.canvas, shown[index]);
+    for (const cells of view.cells) cells.toggleAttribute("hidden", !$("show-cells").checked);
     drawCores(view, pane, index);
     const asks = state.tab !== "global" && !(state.tab === "contributions" && state.core !== null);
     const here = index === state.pane || page.linked === "models";

@@ -14,6 +14,7 @@ from veca.analysis.photos import Photo, features, photo_tensor
 from veca.analysis.projection import Array, Pca, align, colours
 from veca.backbones import Backbone
 from veca.explorer.pack import LAST, OTHERS, Blob, Precision, basis, low_cosine, quantised, shares
+from veca.mixed import choose_cells
 from veca.model import Veca
 from veca.scan import scanned
 
@@ -36,6 +37,10 @@ class View(NamedTuple):
     fine: tuple[int, int] | None  # the lattice of `Seen.finer`
     budgets: list[int]  # empty where the model has no cores
     steps: list[list[Seen]]
+    cells: Tensor | None = None  # T×3, as `Cells.places`: what stands for the patches when SHARE of them are spent
+
+
+SHARE = 0.5
 
 
 @torch.inference_mode()
@@ -58,7 +63,7 @@ def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int], st
         if stride is not None:
             scan = scanned(model, images, budget, stride=stride)
             steps[-1][-1], fine = steps[-1][-1]._replace(finer=unit(scan.patches[0].cpu())), scan.grid
-    return View(grid, fine, list(budgets), steps)
+    return View(grid, fine, list(budgets), steps, choose_cells(images, model.patch_size, SHARE).places[0].cpu())
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -100,6 +105,7 @@ def pack_views(views: Sequence[View], blob: Blob) -> list[dict[str, Any]]:
         table: dict[str, Any] = {
             "grid": view.grid,
             **({"fine": view.fine} if view.fine else {}),
+            **({"cells": [blob.add(view.cells.short().numpy()), len(view.cells)]} if view.cells is not None else {}),
             "budgets": view.budgets,
             "layers": [],
         }

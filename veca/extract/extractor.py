@@ -144,13 +144,13 @@ class Extractor:
         return {"cls": cls, "grid": grid} | more | ({"patches": _column(maps)} if self.dense else {})
 
     @torch.inference_mode()
-    def compute(self, images: Array | Tensor, cores: int | None = None) -> Features:
+    def compute(self, images: Array | Tensor, cores: int | None = None, patches: float | None = None) -> Features:
         """Tensors on the model's device, of images of one size; where a batch does not fit in memory, of its halves."""
         pixels = images if isinstance(images, Tensor) else torch.from_numpy(np.require(images, requirements="W"))
         self._check(pixels)
         failed = None
         try:
-            return self._forward(pixels, self.cores if cores is None else cores)
+            return self._forward(pixels, self.cores if cores is None else cores, patches)
         except RuntimeError as error:
             if not no_memory(error):
                 raise
@@ -161,11 +161,11 @@ class Extractor:
         failed = None  # it holds what had been computed
         if self.backbone.device.type == "cuda":
             torch.cuda.empty_cache()
-        halves = [self.compute(part, cores) for part in pixels.split((count + 1) // 2)]
-        cls, patches, grids, bank, tokens = zip(*halves, strict=True)
-        return Features(torch.cat(cls), torch.cat(patches), grids[0], torch.cat(bank), [*chain(*tokens)])
+        halves = [self.compute(part, cores, patches) for part in pixels.split((count + 1) // 2)]
+        cls, dense, grids, bank, tokens = zip(*halves, strict=True)
+        return Features(torch.cat(cls), torch.cat(dense), grids[0], torch.cat(bank), [*chain(*tokens)])
 
-    def _forward(self, pixels: Tensor, cores: int | None) -> Features:
+    def _forward(self, pixels: Tensor, cores: int | None, patches: float | None) -> Features:
         backbone, patch = self.backbone, self.patch_size
         images = normalise(pixels.to(backbone.device)).to(backbone.dtype)
         grid = (images.shape[-2] // patch, images.shape[-1] // patch)
@@ -177,8 +177,8 @@ class Extractor:
             out = scanned(backbone.model, images, cores, backbone.share, backbone.stride, backbone.patches)
             tokens = [tokens_of(grid, float(backbone.patches))] * len(images)
         else:
-            spent = {} if backbone.patches == 1 else {"patches": backbone.patches}
-            out = backbone.model(images, cores=cores, **spent)
+            share = backbone.patches if patches is None else patches
+            out = backbone.model(images, cores=cores, **({} if share == 1 else {"patches": share}))
             tokens = out.tokens
         return Features(out.cls.float(), out.patches.float(), out.grid, out.cores.float(), tokens)
 

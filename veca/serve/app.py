@@ -247,13 +247,13 @@ def check(service: Service, size: int | None, cores: int | None) -> None:
 
 
 async def both(service: Service, hand: Hand, wishes: SimilarityWishes) -> tuple[Result, Result]:
-    """Features of the first and the second image (the same where there is one), at one and the same size."""
-    size = service.engine.size()
+    """Features of the first and the second image (the same where there is one), at one and the same level."""
+    level = service.engine.level()
     if "other" not in hand.images:
-        result = await service.features(hand, "image", wishes.size, wishes.cores, True, size)
+        result = await service.features(hand, "image", wishes.size, wishes.cores, True, level)
         return result, result
     tasks = [
-        asyncio.ensure_future(service.features(hand, name, wishes.size, wishes.cores, dense, size))
+        asyncio.ensure_future(service.features(hand, name, wishes.size, wishes.cores, dense, level))
         for name, dense in (("image", wishes.x is not None), ("other", True))
     ]
     try:
@@ -289,7 +289,8 @@ def used(service: Service, result: Result) -> dict[str, Any]:
     """What the features were made with."""
     return {
         "model": service.name,
-        "size": result.size,
+        "size": result.level.size,
+        "spent": result.level.patches,
         "cores": result.cores,
         "lowered": result.lowered,
         "grid": list(result.picture.grid),
@@ -305,7 +306,8 @@ def ascii_only(text: str) -> str:
 def headers(service: Service, result: Result) -> dict[str, str]:
     return {
         "X-Veca-Model": ascii_only(service.name),
-        "X-Veca-Size": str(result.size),
+        "X-Veca-Size": str(result.level.size),
+        "X-Veca-Patches": f"{result.level.patches:g}",
         "X-Veca-Cores": str(result.cores),
         "X-Veca-Lowered": str(result.lowered).lower(),
         "X-Veca-Grid": "{}x{}".format(*result.picture.grid),

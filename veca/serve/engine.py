@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veca.errors import InputError
-from veca.serve.elastic import Controller
+from veca.serve.elastic import Controller, Level
 from veca.serve.metrics import Metrics
 
 log = logging.getLogger("veca.serve")
@@ -26,7 +26,7 @@ STOP = 5.0  # seconds for the job that runs at the end, whose client has gone
 
 class Job(NamedTuple):
     work: Callable[[], Any]
-    patches: int  # what it costs, for all that the layers do is linear in them
+    tokens: int  # what it costs, for all that the layers do is linear in them
     future: Future[Any]
     arrived: float
 
@@ -38,13 +38,13 @@ class Engine:
         self.waiting: deque[Job] = deque()
         self.changed = threading.Condition()
         self.stopping = False
-        self.rate = 0.0  # seconds a patch, a moving average over jobs
-        self.running: tuple[int, float] | None = None  # patches of the job that runs now, and since when
+        self.rate = 0.0  # seconds a token, a moving average over jobs
+        self.running: tuple[int, float] | None = None  # tokens of the job that runs now, and since when
         self.ahead = 0  # requests that are still being decoded; they will be in front of one that arrives now
         self.thread = threading.Thread(target=self._run, name="veca-model", daemon=True)
 
-    def submit(self, work: Callable[[], Any], patches: int) -> Future[Any]:
-        job = Job(work, patches, Future(), time.monotonic())
+    def submit(self, work: Callable[[], Any], tokens: int) -> Future[Any]:
+        job = Job(work, tokens, Future(), time.monotonic())
         with self.changed:
             if self.stopping:
                 raise RuntimeError("the engine is stopped")
@@ -71,23 +71,25 @@ class Engine:
         running = self.running
         return time.monotonic() - running[1] if running else 0.0
 
-    def size(self) -> int:
-        """The image size that a request without a wish of its own gets now."""
+    def level(self) -> Level:
+        """The image size and share of the patches that a request without a wish of its own gets now."""
         with self.changed:
             expected = self._expected()
-            size = self.controller.update(time.monotonic(), expected)
+            level = self.controller.update(time.monotonic(), expected)
         self.metrics.expected.set(expected)
-        self.metrics.size.set(size)
-        return size
+        self.metrics.size.set(level.size)
+        self.metrics.patches.set(level.patches)
+        return level
 
     def expected(self) -> float:
-        """Seconds that a request arriving now would take, at the present size."""
+        """Seconds that a request arriving now would take, at the present level."""
         with self.changed:
             return self._expected()
 
     def _expected(self) -> float:
-        own = max(1, self.controller.size // self.patch_size) ** 2
-        queued = sum(job.patches for job in self.waiting if not job.future.cancelled())
+        side = max(1, self.controller.level.size // self.patch_size)
+        own = self.controller.level.tokens((side, side))
+        queued = sum(job.tokens for job in self.waiting if not job.future.cancelled())
         running = max(0.0, self.running[0] * self.rate - self.busy()) if self.running else 0.0
         return running + (queued + own * (self.ahead + 1)) * self.rate
 
@@ -106,7 +108,7 @@ class Engine:
                     return None
                 self.changed.wait()
             job = self.waiting.popleft()
-            self.running = (job.patches, time.monotonic())
+            self.running = (job.tokens, time.monotonic())
             return job
 
     def _do(self, job: Job) -> None:
@@ -116,15 +118,15 @@ class Engine:
                 answer = job.work()
         except Exception as error:
             if not isinstance(error, InputError):  # which is the client's mistake
-                log.exception("the model failed on %d patches", job.patches)
+                log.exception("the model failed on %d tokens", job.tokens)
             job.future.set_exception(error)
             return
         seconds = time.monotonic() - started
         with self.changed:
-            rate = seconds / job.patches
+            rate = seconds / job.tokens
             self.rate = 0.7 * self.rate + 0.3 * rate if self.rate else rate
         self.running = None  # before its client hears of it, who may look at the metrics
         self.metrics.wait_seconds.observe(started - job.arrived)
         self.metrics.model_seconds.observe(seconds)
         job.future.set_result(answer)
-        self.size()
+        self.level()

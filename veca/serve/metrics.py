@@ -23,6 +23,7 @@ class Metrics:
         self.held = Gauge("veca_held_bytes", "Bytes of uploads, waiting pictures and answers held now", **own)
         self.connections = Gauge("veca_connections", "Open connections", **own)
         self.size = Gauge("veca_elastic_size", "Image size that a request without its own gets now", **own)
+        self.patches = Gauge("veca_elastic_patches", "Share of the patches that such a request gets now", **own)
         self.expected = Gauge("veca_expected_seconds", "Estimated time of a request that arrives now", **own)
 
     def text(self) -> bytes:

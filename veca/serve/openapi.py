@@ -40,8 +40,9 @@ PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems"
 USED = {
     "model": {"type": "string"},
     "size": {"type": "integer", "description": "Shorter side that was used."},
+    "spent": {"type": "number", "description": "Share of the grid's patches that was spent."},
     "cores": {"type": "integer", "description": "Budget that was used."},
-    "lowered": {"type": "boolean", "description": "Whether load made the service choose a smaller size than usual."},
+    "lowered": {"type": "boolean", "description": "Whether load made the service choose less than usual."},
     "grid": {**PAIR, "description": "Rows and columns of patches."},
     "image": {**PAIR, "description": "Width and height of the upright photo."},
 }

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from veca.scan import Look, Scan
 from veca.scan_file import digest_of, opened, pack
 from veca.serve.bodies import images_of, read_body
 from veca.serve.decode import Picture
-from veca.serve.elastic import Controller, ladder
+from veca.serve.elastic import Controller, Level, ladder
 from veca.serve.engine import Engine
 from veca.serve.memory import Memory, Share
 from veca.serve.metrics import Metrics
@@ -42,8 +43,8 @@ class Result(NamedTuple):
     patches: Array | None  # h×w×D′ float32, where they were asked for
     cores: int
     picture: Picture
-    size: int
-    lowered: bool  # whether the service chose a smaller size than it would have when idle
+    level: Level
+    lowered: bool  # whether the service chose less than it would have when idle
 
 
 class Hand:
@@ -94,8 +95,8 @@ class Service:
         largest = 4 * settings.max_size**2
         self.most = max(1, largest // self.patch_size**2)  # patches of one picture
         self.cores = settings.cores or model.default_cores  # of requests that do not say
-        sizes = ladder(settings.size, settings.min_size or settings.size, self.patch_size)
-        controller = Controller(sizes, settings.slo, patience=(settings.slo or 1.0) / 2)
+        levels = ladder(settings.size, settings.min_size or settings.size, self.patch_size)
+        controller = Controller(levels, settings.slo, patience=(settings.slo or 1.0) / 2)
         self.engine = Engine(controller, self.metrics, self.patch_size, settings.threads)
         self.workers = Workers(settings.decoders, self.patch_size, settings.max_pixels, largest)
         self.large = asyncio.Lock()  # photos of many pixels are decoded one at a time: each takes much memory
@@ -157,30 +158,30 @@ class Service:
                 self._change(-1)
 
     async def features(
-        self, hand: Hand, name: str, size: int | None, cores: int | None, dense: bool, affordable: int | None = None
+        self, hand: Hand, name: str, size: int | None, cores: int | None, dense: bool, affordable: Level | None = None
     ) -> Result:
         """Decode, then run.
 
-        `size` and `cores` are the client's own wishes. The size that it leaves to us is what we can afford when it is
-        decoded, or `affordable`.
+        `size` and `cores` are the client's own wishes: a size that it names is seen with all patches. What it leaves
+        to us is what we can afford when it is decoded, or `affordable`.
         """
-        chosen, budget = size or affordable or self.engine.size(), cores or self.cores
-        picture = await self._picture(hand, name, chosen)
-        patches = picture.grid[0] * picture.grid[1]
+        level, budget = Level(size) if size else affordable or self.engine.level(), cores or self.cores
+        picture = await self._picture(hand, name, level.size)
         # A number of a dense feature takes 4 bytes, and about 12 more once it is written out.
-        hand.replace(name, picture.pixels.nbytes + (16 * patches * self.model.num_features if dense else 0))
-        job = self.engine.submit(lambda: self._compute(picture.pixels, budget, dense), patches)
-        cls, dense_feature = await hand.wait(asyncio.wrap_future(job))
-        return Result(cls, dense_feature, budget, picture, chosen, size is None and chosen < self.settings.size)
+        held = 16 * picture.grid[0] * picture.grid[1] * self.model.num_features if dense else 0
+        hand.replace(name, picture.pixels.nbytes + held)
+        work = partial(self._compute, picture.pixels, budget, level.patches, dense)
+        cls, dense_feature = await hand.wait(asyncio.wrap_future(self.engine.submit(work, level.tokens(picture.grid))))
+        return Result(cls, dense_feature, budget, picture, level, level.cost < Level(size or self.settings.size).cost)
 
-    def _compute(self, pixels: Array, cores: int, dense: bool) -> tuple[Array, Array | None]:
+    def _compute(self, pixels: Array, cores: int, patches: float, dense: bool) -> tuple[Array, Array | None]:
         try:
-            out = self.extractor.compute(pixels[None], cores)
+            out = self.extractor.compute(pixels[None], cores, patches)
         except InputError as error:  # not enough memory: no mistake of the client's
             raise RuntimeError(str(error)) from error
         # A copy of the first: a view would keep all cores in memory for as long as it is being sent.
-        patches = out.patches[0].cpu().numpy().reshape(*out.grid, -1) if dense else None
-        return out.cls[0].cpu().numpy().copy(), patches
+        dense_feature = out.patches[0].cpu().numpy().reshape(*out.grid, -1) if dense else None
+        return out.cls[0].cpu().numpy().copy(), dense_feature
 
     async def scan(self, hand: Hand, size: int | None, cores: int | None, share: float) -> tuple[bytes, Picture]:
         """The scan file of a photo, in its own size unless another is asked for, and the picture."""

@@ -54,9 +54,9 @@ class ServeSettings:
     """Serve features over HTTP: an upload page at /, POST /v1/features, /v1/similarity, /v1/explore, /v1/scan and
     /v1/look.
 
-    With --slo and --min-size the service is elastic: as its queue grows it lowers the image size of requests that did
-    not fix their own, and raises it again as the queue empties. Every answer says what was used. SIGTERM finishes what
-    was accepted and exits 0.
+    With --slo and --min-size the service is elastic: as its queue grows it spends fewer patches, down to half, and then
+    a smaller size on requests that did not fix their own, and more again as the queue empties. Every answer says what
+    was used. SIGTERM finishes what was accepted and exits 0.
 
     Examples:
       veca serve
@@ -90,7 +90,7 @@ class ServeSettings:
     slo: Annotated[Seconds | None, tyro.conf.arg(metavar="TIME", help_behavior_hint="(default: not elastic)")] = None
     """elastic: the time from the end of an upload to its answer that the service tries to keep"""
     min_size: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: not elastic)")] = None
-    """elastic: images are made smaller for it, down to this size"""
+    """elastic: images are made smaller for it, down to this size; as large as --size: only patches are saved"""
 
     max_bytes: Bytes = 20_000_000
     """largest upload, else 413"""

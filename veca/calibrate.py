@@ -1,0 +1,108 @@
+"""`veca calibrate`: how near each setting of cores and patches stays to the full pass, for `veca.auto` to choose by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from veca.auto import NAME, Busy, Calibration, Line
+from veca.cli import parse
+from veca.errors import InputError
+from veca.extract.sources import find_entries
+from veca.files import refuse_file, write_json
+from veca.images import SIZE
+from veca.model import Veca
+from veca.progress import progress
+from veca.weights import bundled_models, load
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2)
+SAFETY = 0.25  # of the photographs lie below the line
+FEWEST = 8  # photographs
+
+
+@dataclass
+class Calibrate:
+    """Measure on unlabelled photographs how near cheaper settings of a model stay to its full pass.
+
+    Afterwards model(images, cores="auto", patches="auto", tolerance=0.98) chooses for each image. The photographs
+    should be like those that will come, with real pixels at this size. Takes about 20 passes a photograph; the same
+    photographs give the same file.
+
+    Examples:
+      veca calibrate models/mine --photos photos/
+      veca calibrate veca-s14 --photos photos/ more.tar --size 448 --out models/calibrated
+    """
+
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    """a model folder, which then holds calibration.json; with --out anything veca.load takes"""
+    photos: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PHOTOS")]
+    """images, folders of them, lists, tar shards"""
+    size: int = SIZE
+    """shorter side in pixels"""
+    images: int = 48
+    """photographs to measure, evenly spread over what is there"""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """write a copy of the model with its calibration there"""
+
+
+def budgets(bank: int) -> list[int]:
+    """The whole bank, and halves of it down to an eighth."""
+    return sorted({max(1, bank >> halvings) for halvings in range(4)}, reverse=True)
+
+
+@torch.inference_mode()
+def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> Calibration:  # photos: 1×3×H×W each, preprocessed
+    patch, bank = model.config.patch_size, model.config.bank
+    settings = [(cores, share) for cores in budgets(bank) for share in SHARES if (cores, share) != (bank, 1.0)]
+    found: list[list[float]] = []  # a photo: its cosines, by settings
+    lost: list[dict[float, float]] = []  # a photo: its losses, by share
+    for photo in photos:
+        full = model(photo, cores=bank).patches[0].float()
+        busy = Busy(photo.float(), patch)
+        lost.append({share: busy.lost(share) for share in SHARES})
+        outs = (model(photo, cores=cores, patches=share).patches[0].float() for cores, share in settings)
+        found.append([float(torch.cosine_similarity(out, full, dim=-1).mean()) for out in outs])
+    lines = [Line(bank, 1.0, 1.0, 0.0)]
+    for (cores, share), cosines in zip(settings, zip(*found, strict=True), strict=True):
+        lines.append(Line(cores, share, *fit([own[share] for own in lost], cosines)))
+    return Calibration(tuple(lines), size, len(found))
+
+
+def fit(lost: Sequence[float], cosines: Sequence[float]) -> tuple[float, float]:
+    """Cosine at no loss, and slope, of the falling line by least squares, lowered until only SAFETY lie below."""
+    x, y = np.asarray(lost, np.float64), np.asarray(cosines, np.float64)
+    spread = float(((x - x.mean()) ** 2).sum())
+    slope = max(0.0, -float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 0.0
+    return round(float(np.quantile(y + slope * x, SAFETY)), 6), round(slope, 6)
+
+
+def main(arguments: list[str]) -> None:
+    settings = parse(Calibrate, arguments, "veca calibrate")
+    folder = Path(settings.model).expanduser()
+    if settings.out is not None:
+        refuse_file(settings.out)
+    elif settings.model in bundled_models() or not folder.is_dir():
+        raise InputError(f"{settings.model} is no model folder to write to: name one for a copy with --out")
+    for name, least in (("size", 1), ("images", FEWEST)):
+        if getattr(settings, name) < least:
+            raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
+    entries = find_entries(settings.photos)
+    if len(entries) < FEWEST:
+        raise InputError(f"{len(entries)} photographs are too few to calibrate with: at least {FEWEST}")
+    count = min(settings.images, len(entries))
+    chosen = [entries[number * len(entries) // count] for number in range(count)]
+    model = load(settings.model)
+    photos = (model.preprocess(entry.read(), settings.size) for entry in progress(chosen, "photographs", count))
+    model.calibration = calibrate(model, photos, settings.size)
+    if settings.out is not None:
+        model.save(settings.out)
+    else:
+        write_json(folder / NAME, model.calibration.to_dict())
+    print(f"{(settings.out or folder) / NAME}: {len(model.calibration.lines)} settings on {count} photographs")
