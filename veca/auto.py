@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veca.errors import InputError
+from veca.errors import InputError, check_share
 from veca.files import read_json
-from veca.mixed import LARGER, check_share, detail, halved, refined, tokens_of
+from veca.mixed import LARGER, detail, halved, refined, tokens_of
 
 if TYPE_CHECKING:
     from veca.model import Veca, VecaOutput

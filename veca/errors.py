@@ -15,7 +15,7 @@ class InputError(ValueError):
     """Something the user gave is wrong; the message says what it was and what to do, in one line."""
 
 
-def check_share(share: float, name: str = "share") -> None:
+def check_share(share: float | str, name: str = "share") -> None:
     """Of an image's patches."""
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
         raise InputError(f"{name} must lie above 0 and at most at 1 (all patches), not {share!r}")

@@ -158,7 +158,7 @@ class Veca(DinoNames, nn.Module):
             if return_attention:
                 raise InputError(NO_ATTENTION)
             return self._forward_each(images, cores, patches)
-        cells = self.cells(images, cores, patches)  # type: ignore[arg-type]  # words were answered above
+        cells = self.cells(images, cores, patches)  # words were answered above
         if cells is not None and return_attention:
             raise InputError(NO_ATTENTION)
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
