@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from veca.distill.curves import plot
 from veca.errors import InputError
 from veca.files import whole_folder, write_text
 from veca.integrations.hub import model_card
+from veca.model import Veca
 from veca.training.records import METRICS, read_metrics
 from veca.weights import BUNDLED, WEIGHTS, load, save
 
@@ -47,6 +48,8 @@ class Bundle:
     """for the card: what the training images are, beside how many"""
     licence: str | None = None
     """for the card: the licence of these weights"""
+    cores: int | None = None
+    """keep only so many cores of the bank, its first; None: all"""
     bundled: Annotated[Path, tyro.conf.arg(metavar="DIR")] = BUNDLED
     """where the package keeps its weights"""
     records: Annotated[Path, tyro.conf.arg(metavar="DIR")] = BUNDLED.parents[1] / "docs" / "runs"
@@ -63,6 +66,8 @@ def bundle(settings: Bundle) -> tuple[Path, Path]:
         if not needed.is_file():
             raise InputError(f"{settings.run} is not the folder of a run: there is no {needed}")
     model = load(source)
+    if settings.cores is not None:
+        model = first_cores(model, settings.cores)
     model.card.pop("source")
     given = {"teacher": settings.teacher, "data": settings.data, "licence": settings.licence}
     for key, words in given.items():
@@ -82,6 +87,18 @@ def bundle(settings: Bundle) -> tuple[Path, Path]:
         write_text(folder / METRICS, "".join(json.dumps(record) + "\n" for record in thinned))
         shutil.copyfile(plot(run), folder / "curves.png")
     return weights, records
+
+
+def first_cores(model: Veca, count: int) -> Veca:
+    """The same model with a smaller bank: every budget up to it gives what it gave."""
+    if not 1 <= count <= model.config.bank:
+        raise InputError(f"--cores {count}: the model has {model.config.bank}")
+    kept = Veca(replace(model.config, bank=count))
+    tensors = model.state_dict()
+    tensors |= {name: tensors[name][:count] for name in ("bank.tokens", "bank.states")}
+    kept.load_state_dict(tensors)
+    kept.card = model.card
+    return kept
 
 
 def check_half(tensors: dict[str, torch.Tensor]) -> None:

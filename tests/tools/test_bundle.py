@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from bundle import first_cores, thin
 from bundle import main as bundle
-from bundle import thin
 from distill.runs import make_photos, make_teacher, tiny_settings
 from PIL import Image
 from safetensors.torch import load_file
@@ -84,6 +84,15 @@ def test_from_a_run_to_bundled_weights(
     kinds = [json.loads(line)["kind"] for line in (records / "metrics.jsonl").read_text().splitlines()]
     assert kinds.count("validation") == 2
     assert Image.open(records / "curves.png").width > 800
+
+
+def test_a_smaller_bank_gives_the_same_budgets(run_folder: Path) -> None:
+    model = veca.load(run_folder / "last").eval()
+    kept = first_cores(model, 3).eval()
+    images = torch.randn(1, 3, 28, 28)
+    with torch.inference_mode():
+        torch.testing.assert_close(kept(images).patches, model(images, cores=3).patches)
+    assert kept.config.bank == 3
 
 
 def test_records_are_thinned_evenly_and_keep_every_validation() -> None:
