@@ -48,6 +48,8 @@ class Bundle:
     """for the card: what the training images are, beside how many"""
     licence: str | None = None
     """for the card: the licence of these weights"""
+    edition: int | None = None
+    """for the card: how many weights have had this name, these included"""
     cores: int | None = None
     """keep only so many cores of the bank, its first; None: all"""
     bundled: Annotated[Path, tyro.conf.arg(metavar="DIR")] = BUNDLED
@@ -74,6 +76,8 @@ def bundle(settings: Bundle) -> tuple[Path, Path]:
         if words:
             known = model.card.get(key)
             model.card[key] = f"{words}; {known}" if known and key != "licence" else words
+    if settings.edition is not None:
+        model.card = {"edition": settings.edition, **model.card}
     if missing := [key for key in given if not model.card.get(key)]:
         raise InputError(f"the card would not say {' and '.join(missing)}: give --{' --'.join(missing)}")
     check_half(model.state_dict())

@@ -158,6 +158,7 @@ TINY = "--model veca_tiny --sizes 64"
 PETS, VOC, NYU = (
     f"--data {{shared}}/data/{data}" for data in ("pets", "voc-seg --preset voc2012", "nyu-depth --preset nyu")
 )
+HALF = "--dtype bfloat16"
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
 ELASTIC = "--model {model} --cores 8,64 --dtype bfloat16"  # what a share costs, and what a stride gives
 UNTRAINED = "--model {results}/start/untrained --cores 64"  # what training had to improve on
@@ -260,11 +261,11 @@ STEPS = (
         15,
         "--size 112 --cores 8,64 --images 4",
     ),
-    judge("probe-pets", f"probe classify {PETS} {BOTH} --size 252", 20, EPOCHS),
+    judge("probe-pets", f"probe classify {PETS} {BOTH} --size 252 {HALF}", 8, EPOCHS),
     judge("untrained-pets", f"probe classify {PETS} {UNTRAINED} --size 252", 4, EPOCHS),
     judge("random-pets", f"probe classify {PETS} {RANDOM} --size 252", 4, EPOCHS),
-    judge("knn-pets", f"probe knn {PETS} {BOTH} --size 252", 5, SHORT),
-    judge("probe-voc", f"probe segment {VOC} {BOTH} --size 448", 60, STEPS_5),
+    judge("knn-pets", f"probe knn {PETS} {BOTH} --size 252 {HALF}", 3, SHORT),
+    judge("probe-voc", f"probe segment {VOC} {BOTH} --size 448 {HALF}", 20, STEPS_5),
     judge("untrained-voc", f"probe segment {VOC} {UNTRAINED} --size 448", 9, STEPS_5),
     judge("random-voc", f"probe segment {VOC} {RANDOM} --size 448", 9, STEPS_5),
     *(
@@ -278,7 +279,7 @@ STEPS = (
             ("eighth", "--size 448 --share 0.125", 25),
         )
     ),
-    judge("probe-nyu", f"probe depth {NYU} {BOTH} --size 336", 45, STEPS_5),
+    judge("probe-nyu", f"probe depth {NYU} {BOTH} --size 336 {HALF}", 15, STEPS_5),
     judge("untrained-nyu", f"probe depth {NYU} {UNTRAINED} --size 336", 7, STEPS_5),
     judge("random-nyu", f"probe depth {NYU} {RANDOM} --size 336", 7, STEPS_5),
     judge("regression-nyu", f"probe depth {NYU} --model {{teacher}} --head regression --size 336", 6, STEPS_5),

@@ -100,7 +100,7 @@ def run(model: Veca, images: Tensor, cores: Any, patches: Any, tolerance: float)
     budget = model.check(images, None if cores == AUTO else cores)
     given = None if patches == AUTO else 1.0 if patches is None else patches
     if given is not None:
-        check_share(given)
+        check_share(given, "patches")
     if model.calibration is None:
         raise InputError("this model is not calibrated, so 'auto' cannot choose: run `veca calibrate MODEL --photos …`")
     choose, patch = model.calibration.choose, model.config.patch_size

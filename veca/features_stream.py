@@ -219,12 +219,12 @@ def stream_one(
     began = time.monotonic()
     strips = Strips(picture, model.patch_size)
     grid = strips.height // model.patch_size, strips.width // model.patch_size
-    if ranks.first:
-        print(picture.describe(), file=sys.stderr)
     sink = sink_for(settings.dense(one), picture, model.patch_size, settings)
     found: dict[str, Any] = {"grid": np.array(grid)}
     inside = None if settings.where is None else mask_of(settings.where, grid, strips)
     check_disk(sink, model, grid, grid[0] * grid[1] if inside is None else int(inside.sum()), settings)
+    if ranks.first:
+        print(picture.describe(), file=sys.stderr)
     with reporting(one.name, ranks.first) as report:
         if settings.window is not None:
             pixels = window_pixels(settings.window, picture)

@@ -61,6 +61,16 @@ def recipe_words(settings: Distillation) -> str:
         words.append(f"forced for {settings.forcing:.0%}, fading for {settings.fading:.0%}")
     if settings.hints:
         words.append(f"hints {settings.hints:g} until {settings.hints_until:.0%}")
+    if settings.rotate:
+        words.append("rotation woken")
+    if settings.read_share < 1:
+        words.append(f"shares read from {settings.read_share:g}")
+    if settings.mixed < 1:
+        words.append(f"mixed scale from {settings.mixed:g}")
+    if settings.gram:
+        words.append(f"Gram {settings.gram:g}")
+    if settings.average:
+        words.append(f"average {settings.average:g}")
     return ", ".join(words)
 
 

@@ -112,7 +112,7 @@ class ParquetFolder:
             try:
                 before = json.loads(stream.read())
                 check_settings(before, self.settings, self.out)
-            except (ValueError, AttributeError) as error:
+            except (ValueError, AttributeError, TypeError) as error:
                 if isinstance(error, InputError):
                     raise
                 raise InputError(f"{self.out}/{SETTINGS} is damaged: not a table of settings") from None
