@@ -30,21 +30,34 @@ def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[s
     config = model.config
     assert (config.width, config.depth, config.patch_size, config.bank) == (384, 12, 14, 64)
     assert config.attention == "core"
+    assert config.turns
+    assert model.card["edition"] == 2
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {tensor.dtype for tensor in load_file(FOLDER / "model.safetensors").values()} == {torch.float16}
     assert (FOLDER / "model.safetensors").stat().st_size < 46e6
     assert "Depth-Anything-V2-Small" in model.card["teacher"]
-    assert "PASCAL VOC" in model.card["data"]
+    assert "COCO train2017" in model.card["data"]
     assert model.card["licence"] == "Apache-2.0"
     lines = (ROOT / "docs/runs/veca-s14/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     last = [record for record in map(json.loads, lines) if record["kind"] == "train"][-1]
     assert model.card["steps"] == last["step"]
-    assert model.card["views"] == pytest.approx(6_144 * last["epoch"], rel=1e-4)  # records have five digits
+    images = int(re.search(r"([\d,]+) images", model.card["data"])[1].replace(",", ""))
+    assert model.card["views"] == pytest.approx(images * last["epoch"], rel=1e-4)  # records have five digits
     assert main(["info", "veca-s14"]) == 0
     shown = capsys.readouterr().out
-    for words in ("Depth-Anything-V2-Small", "PASCAL VOC", "Apache-2.0"):
+    for words in ("Depth-Anything-V2-Small", "COCO train2017", "Apache-2.0"):
         assert words in shown
         assert words in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_cores_move_and_not_alike_on_two_photographs() -> None:
+    model = veca.load("veca-s14")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        layers = model.forward_layers(torch.rand(2, 3, 224, 224) * torch.tensor([0.3, 3.0]).reshape(2, 1, 1, 1))
+    steps = torch.stack(layers.coords).diff(dim=0).norm(dim=-1)  # L−1×B×C, of an image that is 2 wide
+    assert float(steps.sum(0).mean()) / 2 > 0.001
+    assert float((layers.coords[-1][0] - layers.coords[-1][1]).norm(dim=-1).mean()) > 1e-4
 
 
 def test_they_have_seen_100_000_views() -> None:
