@@ -94,7 +94,7 @@ def test_health_is_false_while_the_model_takes_longer_than_anybody_waits(library
     try:
         assert service.alive
         large = np.zeros((16 * 96, 16 * 96, 3), np.uint8)
-        answer = service.engine.submit(lambda: service._compute(large, 64, False), 96 * 96)
+        answer = service.engine.submit(lambda: service.extractor.compute(large[None], 64), 96 * 96)
         seen = set()
         while not answer.done():
             seen.add(service.alive)
