@@ -258,6 +258,7 @@ def launched(device: str) -> Iterator[Ranks]:
     yield ranks
     if before is not None:
         signal.signal(signal.SIGTERM, before)
+    ranks.wait()  # who leaves while another still hears of it can take that one down
     ranks.close()
 
 
