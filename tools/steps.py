@@ -158,6 +158,7 @@ TINY = "--model veca_tiny --sizes 64"
 PETS, VOC, NYU = (
     f"--data {{shared}}/data/{data}" for data in ("pets", "voc-seg --preset voc2012", "nyu-depth --preset nyu")
 )
+ENDS = "--model {teacher} --model {model} --cores 8,64"
 HALF = "--dtype bfloat16"
 BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
 ELASTIC = "--model {model} --cores 8,64 --dtype bfloat16"  # what a share costs, and what a stride gives
@@ -265,7 +266,7 @@ STEPS = (
     judge("untrained-pets", f"probe classify {PETS} {UNTRAINED} --size 252", 4, EPOCHS),
     judge("random-pets", f"probe classify {PETS} {RANDOM} --size 252", 4, EPOCHS),
     judge("knn-pets", f"probe knn {PETS} {BOTH} --size 252 {HALF}", 3, SHORT),
-    judge("probe-voc", f"probe segment {VOC} {BOTH} --size 448 {HALF}", 20, STEPS_5),
+    judge("probe-voc", f"probe segment {VOC} {ENDS} --size 448 {HALF}", 20, STEPS_5),
     judge("untrained-voc", f"probe segment {VOC} {UNTRAINED} --size 448", 9, STEPS_5),
     judge("random-voc", f"probe segment {VOC} {RANDOM} --size 448", 9, STEPS_5),
     *(
@@ -279,7 +280,7 @@ STEPS = (
             ("eighth", "--size 448 --share 0.125", 25),
         )
     ),
-    judge("probe-nyu", f"probe depth {NYU} {BOTH} --size 336 {HALF}", 15, STEPS_5),
+    judge("probe-nyu", f"probe depth {NYU} {ENDS} --size 336 {HALF}", 15, STEPS_5),
     judge("untrained-nyu", f"probe depth {NYU} {UNTRAINED} --size 336", 7, STEPS_5),
     judge("random-nyu", f"probe depth {NYU} {RANDOM} --size 336", 7, STEPS_5),
     judge("regression-nyu", f"probe depth {NYU} --model {{teacher}} --head regression --size 336", 6, STEPS_5),
