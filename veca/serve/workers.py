@@ -93,6 +93,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, order: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+        before = self.process
         process = self.started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -114,6 +115,8 @@ class Worker:
             self.kill()
             if late.is_set():
                 raise Problem(504, "timeout", f"decoding took longer than {seconds:.0f} s") from None
+            if process is before:  # perhaps the photo before this one had ended it: a new process tells
+                return self.ask(order, body, seconds)
             message = f"{order['name']}: decoding it ended the process that tried"
             raise Problem(422, "damaged_image", message) from None
         finally:
