@@ -31,7 +31,7 @@ def test_the_weights_load_and_state_their_origin(capsys: pytest.CaptureFixture[s
     assert (config.width, config.depth, config.patch_size, config.bank) == (384, 12, 14, 64)
     assert config.attention == "core"
     assert config.turns
-    assert model.card["edition"] == 2
+    assert model.card["edition"] == 3
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert {tensor.dtype for tensor in load_file(FOLDER / "model.safetensors").values()} == {torch.float16}
     assert (FOLDER / "model.safetensors").stat().st_size < 46e6
@@ -56,8 +56,8 @@ def test_cores_move_and_not_alike_on_two_photographs() -> None:
     with torch.inference_mode():
         layers = model.forward_layers(torch.rand(2, 3, 224, 224) * torch.tensor([0.3, 3.0]).reshape(2, 1, 1, 1))
     steps = torch.stack(layers.coords).diff(dim=0).norm(dim=-1)  # L−1×B×C, of an image that is 2 wide
-    assert float(steps.sum(0).mean()) / 2 > 0.001
-    assert float((layers.coords[-1][0] - layers.coords[-1][1]).norm(dim=-1).mean()) > 1e-4
+    assert float(steps.sum(0).mean()) / 2 > 0.05
+    assert float((layers.coords[-1][0] - layers.coords[-1][1]).norm(dim=-1).mean()) > 0.01
 
 
 def test_they_have_seen_100_000_views() -> None:
