@@ -16,9 +16,10 @@ from veca.files import remove_partials, whole_file, whole_folder, write_text
 
 WRITES_FOR_EVER = """
 import sys, time
-from veca.files import whole_file
-with whole_file(sys.argv[1]) as temporary:
-    temporary.write_text("half")
+from veca.files import whole_file, whole_folder
+folder = sys.argv[1].endswith(".zarr")
+with (whole_folder if folder else whole_file)(sys.argv[1]) as temporary:
+    (temporary / "0" if folder else temporary).write_text("half")
     print("writing", flush=True)
     time.sleep(600)
 """
@@ -75,16 +76,19 @@ def test_the_umask_of_other_threads_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    killed, alive = writer(tmp_path / "model.safetensors"), writer(tmp_path / "config.json")
-    killed.kill()
-    killed.wait()
-    assert len(list(tmp_path.glob(".*.partial*"))) == 2
+    killed = [writer(tmp_path / name) for name in ("model.safetensors", "slide.zarr")]
+    alive = [writer(tmp_path / name) for name in ("config.json", "scene.zarr")]
+    for process in killed:
+        process.kill()
+        process.wait()
+    assert len(list(tmp_path.glob(".*.partial*"))) == 4
     try:
         remove_partials(tmp_path)
-        assert [path.name.split(".")[1] for path in tmp_path.glob(".*.partial*")] == ["config"]
+        assert sorted(path.name.split(".")[1] for path in tmp_path.glob(".*.partial*")) == ["config", "scene"]
     finally:
-        alive.kill()
-        alive.wait()
+        for process in alive:
+            process.kill()
+            process.wait()
     veca.create_model("veca_tiny", depth=1).save(tmp_path)
     assert not list(tmp_path.glob(".*.partial*"))
     assert (tmp_path / "config.json").is_file()

@@ -15,6 +15,7 @@ import pytest
 import tifffile
 import torch
 import torch.distributed as dist
+import zarr
 from ranks import PATIENCE, end_ranks, run_ranks, start_ranks
 from test_streaming import VARIANTS, photo, small
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from veca import parallel
 from veca.block import Read, read
 from veca.cli import main as run_command
 from veca.errors import InputError
+from veca.large.sinks import GeoTiffSink, NpySink, ZarrSink
 from veca.model import Veca
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,6 +82,61 @@ def test_a_stream_over_ranks_is_that_of_one(count: int, tmp_path: Path) -> None:
         assert files[0].dtype == files[1].dtype
         np.testing.assert_allclose(files[1], files[0], atol=atol, rtol=0)
     assert not list(tmp_path.glob(".*"))
+
+
+def write_zarr(folder: Path, group: bool = True) -> None:
+    """Whole, and of a mask, in float16 and in int8; chunks of at most three rows, or as many as are a rank's."""
+    kind, shared = (f"ranks{dist.get_world_size()}", {"group": dist.group.WORLD}) if group else ("alone", {})
+    for height, width in GRIDS:
+        image, model = photo(height * 16, width * 16), small()
+        mask = np.random.default_rng(height).random((height, width)) < 0.5
+        mask[0] = True
+        for where, int8 in itertools.product((None, mask), (False, True)):
+            name = f"{height}-{'all' if where is None else 'mask'}-{int8}-{kind}.zarr"
+            sink = ZarrSink(folder / name, int8=int8)
+            sink.rows = 3
+            model.stream(image, CORES, tile=4, out=sink, where=where, **shared)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_write_one_zarr_together(count: int, tmp_path: Path) -> None:
+    write_zarr(tmp_path, group=False)
+    run_ranks(write_zarr, count, tmp_path, folder=tmp_path)
+    there = sorted(tmp_path.glob("*-alone.zarr"))
+    assert len(there) == 4 * len(GRIDS)
+    for place in there:
+        one, many = (
+            zarr.open_group(str(place).replace("alone", kind), mode="r") for kind in ("alone", f"ranks{count}")
+        )
+        assert dict(one.attrs)["veca"] == dict(many.attrs)["veca"]
+        values, ours = one["0"][:], many["0"][:]
+        assert values.dtype == ours.dtype
+        assert values.any()
+        if "scales" in one:
+            np.testing.assert_allclose(many["scales"][:], one["scales"][:], atol=1e-4)
+        np.testing.assert_allclose(ours.astype(float), values.astype(float), atol=1.01 if "scales" in one else 4e-3)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(("height", "width", "most"), [(1170, 3, 32), (37, 5, 32), (7, 5, 3), (1, 4, 32)])
+def test_bands_of_a_grid_are_shared_nearly_evenly(count: int, height: int, width: int, most: int) -> None:
+    """Each patch is one rank's, each band one rank's, and none has a band more than an even share."""
+    ranks = parallel.Together(None)
+    ranks.count = count
+    band = ranks.band(height, most)
+    assert 1 <= band <= most
+    drawn = torch.rand(height * width, generator=torch.Generator().manual_seed(0)) < 0.3
+    drawn[0] = True
+    for patches in (range(height * width), drawn.nonzero()[:, 0]):
+        parts = []
+        for ranks.rank in range(count):
+            parts.append([int(number) for number in ranks.part(patches, width, band)])
+        assert [number for part in parts for number in part] == [int(number) for number in patches]
+        bands = [{number // width // band for number in part} for part in parts]
+        assert sum(map(len, bands)) == len(set().union(*bands))
+        if isinstance(patches, range):
+            assert max(map(len, parts)) - band * width < height * width / count
 
 
 # Scanning
@@ -156,6 +213,10 @@ def mistakes(folder: Path) -> None:
     model, image = small(), photo(64, 80)
     with pytest.raises(InputError, match="goes to a file"):
         model.stream(image, CORES, group=group)
+    with veca.open_source(image) as picture, pytest.raises(InputError, match=r"one \.npy or Zarr together"):
+        model.stream(image, CORES, out=GeoTiffSink(folder / "out.tif", picture, 16), group=group)
+    with pytest.raises(InputError, match=r"the ranks disagree on out: ZarrSink at .*, NpySink at"):
+        model.stream(image, CORES, out=(NpySink if rank else ZarrSink)(folder / "out"), group=group)
     with pytest.raises(InputError, match="the ranks disagree on cores: 4 on the first, 5 on 1"):
         model.scan(image, 4 + rank, group=group)
     with pytest.raises(InputError, match="disagree on size"):
@@ -188,12 +249,16 @@ def mistakes(folder: Path) -> None:
     (folder / "file").write_text("")
     with pytest.raises((InputError, OSError)):
         model.stream(image, CORES, out=folder / "file" / "out.npy", group=group)
+    huge = small()
+    huge.norm.weight.data.mul_(1e6)
+    with pytest.raises(InputError, match="too large for float16"):
+        huge.stream(image, CORES, out=ZarrSink(folder / "out.zarr"), group=group)
     model.stream(image, CORES, out=folder / "good.npy", group=group)  # and the group still works
 
 
 def test_a_mistake_on_one_rank_ends_all(tmp_path: Path) -> None:
     run_ranks(mistakes, 2, tmp_path, folder=tmp_path)
-    assert not (tmp_path / "out.npy").exists()
+    assert not list(tmp_path.glob("out*"))
     assert not list(tmp_path.glob(".*"))
     assert np.load(tmp_path / "good.npy").shape == (4, 5, 48)
 
@@ -211,7 +276,7 @@ def picture_and_model(folder: Path) -> list[str]:
 def test_torchrun_streams_and_scans_as_one_process_does(tmp_path: Path) -> None:
     given = picture_and_model(tmp_path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for command in (["features", "--stream"], ["scan"]):
+    for command in (["features", "--stream"], ["features", "--stream", "--format", "zarr"], ["scan"]):
         assert run_command([*command, *given, "--out", str(tmp_path / "one")]) == 0
         done = subprocess.run(
             [*torchrun, "-m", "veca.cli", *command, *given, "--out", str(tmp_path / "two")],
@@ -222,17 +287,29 @@ def test_torchrun_streams_and_scans_as_one_process_does(tmp_path: Path) -> None:
     one, two = (np.load(tmp_path / kind / "big.tif.npy") for kind in ("one", "two"))
     assert one.shape == two.shape == (7, 5, 48)
     np.testing.assert_allclose(two, one, atol=1e-4)
+    cells = [zarr.open_array(str(tmp_path / kind / "big.tif.zarr/0"), mode="r")[:] for kind in ("one", "two")]
+    np.testing.assert_allclose(cells[1], cells[0], atol=4e-3)
+    np.testing.assert_allclose(np.moveaxis(cells[1], 0, -1), two, atol=4e-3)
     model = veca.load(tmp_path / "model")
     scans = [veca.open_scan(tmp_path / kind / "big.tif.scan", tmp_path / "big.tif", model) for kind in ("one", "two")]
     torch.testing.assert_close(scans[1].cores, scans[0].cores, atol=1e-4, rtol=0)
-    written = [".lock", "big.tif.npy", "big.tif.npz", "big.tif.scan", "index.jsonl"]
+    written = [".lock", "big.tif.npy", "big.tif.npz", "big.tif.scan", "big.tif.zarr", "index.jsonl"]
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == written
-    assert len((tmp_path / "two/index.jsonl").read_text().splitlines()) == 1  # the first rank's
+    assert len((tmp_path / "two/index.jsonl").read_text().splitlines()) == 2  # the first rank's
+    for more in (["--format", "tif"], ["--window", "448"]):
+        done = subprocess.run(
+            [*torchrun, "-m", "veca.cli", "features", "--stream", *given, "--out", str(tmp_path / "three"), *more],
+            capture_output=True, text=True, timeout=5 * PATIENCE,
+        )  # fmt: skip
+        assert done.returncode
+        assert "veca features: several ranks share one whole image and one .npy or Zarr" in done.stderr
+        assert not (tmp_path / "three").exists()
 
 
 def run_and_die(folder: Path, arguments: list[str], who: int, when: str, how: signal.Signals) -> None:
     """The command on every rank, one of which gets a signal in the middle: of a layer, or of writing."""
-    owner, name, calls = (dist, "all_reduce", 5) if when == "layer" else (os, "fsync", 1)
+    arguments = [*arguments, "--format", "zarr"] if when == "chunks" else arguments
+    owner, name, calls = {"layer": (dist, "all_reduce", 5), "writing": (os, "fsync", 1)}.get(when, (np, "moveaxis", 1))
     plain, count = getattr(owner, name), itertools.count(1)
 
     def deadly(*given: Any, **more: Any) -> Any:
@@ -253,6 +330,8 @@ def run_and_die(folder: Path, arguments: list[str], who: int, when: str, how: si
         (0, "layer", signal.SIGTERM),
         (0, "writing", signal.SIGKILL),
         (2, "writing", signal.SIGKILL),
+        (0, "chunks", signal.SIGKILL),
+        (2, "chunks", signal.SIGKILL),
     ],
 )
 @pytest.mark.end_to_end

@@ -98,8 +98,8 @@ def main(arguments: list[str]) -> int:
     if settings.channels is not None and settings.format != "tif":
         raise InputError("--channels chooses what a GeoTIFF holds: give --format tif too")
     with launched(settings.device) as ranks:
-        if ranks.count > 1 and (settings.format != "npy" or settings.window is not None):
-            raise InputError("several ranks share one whole image and one .npy file: neither --format nor --window")
+        if ranks.count > 1 and (settings.format == "tif" or settings.window is not None):
+            raise InputError("several ranks share one whole image and one .npy or Zarr: no --window, no --format tif")
         return stream_all(images, settings, ranks)
 
 

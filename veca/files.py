@@ -69,6 +69,9 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     temporary.mkdir()
+    mark = os.open(temporary, os.O_RDONLY) if fcntl is not None else None
+    if mark is not None:
+        _lock(mark)
     try:
         yield temporary
         if path.is_dir():  # a folder cannot be replaced in one step: move the old one aside first
@@ -80,14 +83,22 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
             temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if mark is not None:
+            os.close(mark)
 
 
 def remove_partials(folder: Path) -> None:
     """Remove what processes that were killed while they wrote left in a folder; not what is being written now."""
     for partial in folder.glob(".*.partial*"):
-        with contextlib.suppress(OSError), open(partial, "rb") as file:
-            if _lock(file):
-                partial.unlink()
+        with contextlib.suppress(OSError):
+            mark = os.open(partial, os.O_RDONLY)
+            try:
+                if _lock(mark) and partial.is_dir():
+                    shutil.rmtree(partial)
+                elif _lock(mark):
+                    partial.unlink()
+            finally:
+                os.close(mark)
 
 
 @contextmanager
@@ -152,8 +163,8 @@ def _digest(file: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     return digest.hexdigest()
 
 
-def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is ours: no living process holds it (where the system can tell)."""
+def _lock(file: IO[bytes] | int) -> bool:
+    """Whether the file or folder is ours: no living process holds it (where the system can tell)."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

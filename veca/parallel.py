@@ -10,9 +10,10 @@ rank computes them.
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from torch.utils.checkpoint import checkpoint
 from veca import table
 from veca.block import Block, Read
 from veca.errors import InputError
-from veca.files import whole_file
 from veca.rope import Rotation, axis_coords, jitter
 from veca.training.ranks import Ranks
 
@@ -69,7 +69,10 @@ def merge(seen: Read, group: ProcessGroup) -> Read:
 
 def share(count: int, group: ProcessGroup) -> slice:
     """Which of `count` rows of patches this rank takes: nearly as many as any other, none where there are too few."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    return share_of(count, dist.get_rank(group), dist.get_world_size(group))
+
+
+def share_of(count: int, rank: int, ranks: int) -> slice:
     return slice(count * rank // ranks, count * (rank + 1) // ranks)
 
 
@@ -163,18 +166,30 @@ class Together:
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self.group = group
-        if group is not None and dist.get_rank(group) < 0:
+        self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        if self.rank < 0:
             raise InputError("this process is not in the group that was given")
-        self.first = group is None or dist.get_rank(group) == 0
+        self.first = self.rank == 0
 
-    def part(self, patches: Patches, width: int) -> Patches:
-        """This rank's part of the patches of a grid so many wide: whole rows, or of chosen ones as many as others."""
-        if self.group is None:
-            return patches
+    def part(self, patches: Patches, width: int, band: int = 0) -> Patches:
+        """This rank's part of the patches of a grid so many wide: whole rows, or of chosen ones as many as others.
+
+        Where a `band` of so many rows cannot be divided, whole bands.
+        """
         if isinstance(patches, range):
-            rows = share(len(patches) // width, self.group)
-            return patches[rows.start * width : rows.stop * width]
-        return patches[share(len(patches), self.group)]
+            step = max(1, band) * width
+            mine = share_of(-(-len(patches) // step), self.rank, self.count)
+            return patches[mine.start * step : mine.stop * step]
+        mine = share_of(len(patches), self.rank, self.count)
+        if band:  # back to where the band begins that would be divided
+            ends = torch.cat((patches, patches[-1:] + band * width))[[mine.start, mine.stop]] // (band * width)
+            mine = slice(*torch.searchsorted(patches, ends * (band * width)).tolist())
+        return patches[mine]
+
+    def band(self, height: int, most: int) -> int:
+        """Rows of a band, so many at most, of which every rank gets some of a grid so high, and nearly as many."""
+        each = -(-height // self.count)
+        return -(-each // -(-each // most))
 
     def merge(self, seen: Read) -> Read:
         if self.group is None:
@@ -186,7 +201,7 @@ class Together:
         """The values of all ranks, on every rank."""
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * dist.get_world_size(self.group)
+        values: list[Any] = [None] * self.count
         with reaching():
             dist.all_gather_object(values, value, group=self.group)
         return values
@@ -216,8 +231,10 @@ class Together:
                 raise InputError(f"rank {rank} failed: {line}")
 
     @contextmanager
-    def whole_file(self, path: Path, prepare: Callable[[Path], None]) -> Iterator[Path]:
-        """One file into which every rank writes its part, whole or not at all: it takes its place when all are done.
+    def whole(
+        self, make: Callable[[Path], AbstractContextManager[Path]], path: Path, prepare: Callable[[Path], None]
+    ) -> Iterator[Path]:
+        """One file or folder (`make`) into which every rank writes its part; it takes its place when all are done.
 
         The first rank makes and prepares it. Nothing in the context may wait for another rank.
         """
@@ -226,7 +243,7 @@ class Together:
             try:
                 with self.agreed():
                     if self.first:
-                        temporary = held.enter_context(whole_file(path))
+                        temporary = held.enter_context(make(path))
                         prepare(temporary)
                 temporary = self.gather(temporary)[0]
                 assert temporary is not None
@@ -237,7 +254,9 @@ class Together:
                 with self.agreed():
                     held.close()  # the first rank's gives it its name
             except BaseException:
-                if temporary is not None:  # the first rank may be the one that died
+                if temporary is not None and temporary.is_dir():  # the first rank may be the one that died
+                    shutil.rmtree(temporary, ignore_errors=True)
+                elif temporary is not None:
                     temporary.unlink(missing_ok=True)
                 raise
 

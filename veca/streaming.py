@@ -25,7 +25,7 @@ from veca.buffers import Buffer, Precision, in_precision, token_buffer
 from veca.errors import InputError
 from veca.fused import AS_WRITTEN, MIXING, FusedBlock, Workspace, can_fuse, piece_size, pieces
 from veca.large.picture import Strips, StripSource, open_strips
-from veca.large.sinks import NpySink, Sink, boxes
+from veca.large.sinks import NpySink, Put, SharedSink, Sink, boxes
 from veca.large.source import Array
 from veca.mixed import Cells
 from veca.mixed_strips import embedded_cells
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Report = Callable[[str, int, int], None]  # what, how much is done, how much there is
 Verbs = Block | FusedBlock
-Put = Callable[[Iterator[tuple[Array, Array]]], None]  # takes numbers of patches and their features, n×D
 
 
 class Journey(NamedTuple):
@@ -78,7 +77,7 @@ def stream(
             strips = held.enter_context(open_strips(source, model.patch_size))
             grid = grid_of(model, strips)
             chosen = choose(grid, 1.0, None if where is None else mask_of(where, grid, strips))
-            mine = ranks.part(chosen, grid[1])
+            mine = ranks.part(chosen, grid[1], band_of(out, grid, ranks))
             buffer = held.enter_context(token_buffer(model, len(mine), tokens, spill))
         ranks.same(size=strips.size, patches=len(chosen), **told_apart(model, budget, tokens, out))
         collect = None if out is None else collector(model, buffer, grid, mine, tile, out, report, ranks, held)
@@ -111,17 +110,23 @@ def checked(
 
 
 def check_sink(out: str | os.PathLike[str] | Sink | None, ranks: Together) -> None:
-    if ranks.group is not None and isinstance(out, Sink) and not isinstance(out, NpySink):
-        raise InputError("several ranks write one .npy file together, no other format: give out= a path")
+    if ranks.group is not None and isinstance(out, Sink) and not isinstance(out, SharedSink):
+        raise InputError("several ranks write one .npy or Zarr together, no other format: give out= a path or ZarrSink")
+
+
+def band_of(out: str | os.PathLike[str] | Sink | None, grid: tuple[int, int], ranks: Together) -> int:
+    """Rows of the grid that no two ranks may write into; 0: any patch is its own."""
+    return ranks.band(grid[0], out.rows) if isinstance(out, SharedSink) and out.bands else 0
 
 
 def told_apart(model: Veca, budget: int, tokens: str, out: str | os.PathLike[str] | Sink | None) -> dict[str, Any]:
     """What must be the same on all ranks; of the weights some are enough to tell that they were drawn anew."""
     # Their bytes: machines of several kinds add the same numbers up to slightly different sums.
     weights = hashlib.sha256(model.bank.tokens.detach().float().cpu().numpy().tobytes()).hexdigest()[:8]
-    place, dtype = out.path if isinstance(out, Sink) else out, str(dtype_of(model)).removeprefix("torch.")
-    told = {"cores": budget, "dtype": dtype, "tokens": tokens, "out": place and str(place)}
-    return {**told, "the model's weights": weights}
+    place, dtype = sink_of(out), str(dtype_of(model)).removeprefix("torch.")
+    told = {"cores": budget, "dtype": dtype, "tokens": tokens}
+    kind = None if place is None else f"{type(place).__name__} at {place.path}"
+    return {**told, "out": kind, "the model's weights": weights}
 
 
 def grid_of(model: Veca, strips: Strips) -> tuple[int, int]:
@@ -316,16 +321,12 @@ def collector(
 @contextmanager
 def destination(sink: Sink, grid: tuple[int, int], width: int, dtype: np.dtype[Any], ranks: Together) -> Iterator[Put]:
     """A sink that is open, as what takes patches in their order."""
-    if isinstance(sink, NpySink):  # every rank writes its own patches
+    if isinstance(sink, NpySink) or (isinstance(sink, SharedSink) and ranks.group is not None):
+        rows = band_of(sink, grid, ranks)
         with (
-            ranks.whole_file(sink.path, lambda file: sink.prepare(file, grid, width, dtype)) as temporary,
-            sink.by_patch(temporary, width, dtype) as write_patches,
+            ranks.whole(sink.whole, sink.path, lambda place: sink.prepare(place, grid, width, dtype, rows)) as place,
+            sink.part(place, grid, width, dtype, rows) as put,
         ):
-
-            def put(numbered: Iterator[tuple[Array, Array]]) -> None:
-                for places, values in numbered:
-                    write_patches(places, values)
-
             yield put
         return
     with sink.opened(grid, width, dtype) as write:

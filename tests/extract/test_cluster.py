@@ -240,6 +240,15 @@ def test_a_model_that_the_workers_do_not_see_is_one_line(cluster: str, small: Pa
     assert "Traceback" not in err
 
 
+def test_a_ray_that_does_not_start_is_one_line(small: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", f"{world}/list.txt")
+    _, err = run(command(small, world / "out", world / "photos", "--engine", "ray"), 2)
+    (line,) = [line for line in err.splitlines() if line.startswith("veca features:")]
+    assert "Ray does not start here" in line
+    assert "list.txt" in line
+    assert "Traceback" not in err
+
+
 def workers() -> list[int]:
     """Processes in which Ray runs our model."""
     found = []

@@ -7,9 +7,12 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 import torch
 from PIL import Image
@@ -104,6 +107,39 @@ def test_files_and_files_that_cannot_be_read(folder: Path) -> None:
     with torch.inference_mode():
         own = model(model.preprocess(file.getvalue(), size=48), cores=8)
     np.testing.assert_allclose(out["cls"][0], own.cls[0], atol=1e-5)
+
+
+def test_what_engines_hand_around_comes_back_as_they_want_it(folder: Path) -> None:
+    """Spark's tables of pandas, one after another; Daft's and Arrow's columns; Hugging Face's cells."""
+    mine, files = extractor(folder, size=48, dense=True), []
+    for image in pictures(3, 60, 90):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "png")
+        files.append(file.getvalue())
+    cells = [files[0], None, *files[1:]]
+    own = mine({"bytes": files})
+    expected = [own["cls"][0], np.full(own["cls"].shape[1], np.nan), *own["cls"][1:]]
+    table = pandas.DataFrame({"path": list("abcd"), "content": [bytearray(files[0]), *cells[1:]]}, index=[5, 6, 7, 8])
+    answers = mine(iter([table[:3], table[3:]]))
+    assert isinstance(answers, Iterator)
+    found = pandas.concat(list(answers))
+    assert list(found.columns) == ["path", "cls", "grid", "patches", "error"]
+    assert list(found.index) == [5, 6, 7, 8]
+    arrow = pyarrow.Table.from_pandas(found)  # as Spark does: no array of several dimensions
+    tables = [arrow.to_pylist()]
+    tables.append(mine(pyarrow.array(cells)))
+    tables.append(mine(pyarrow.array([{"bytes": cell, "path": None} for cell in cells])))
+    for rows in tables:
+        assert len(rows) == 4
+        assert [bool(row["error"]) for row in rows] == [False, True, False, False]
+        assert [list(row["grid"]) for row in rows] == [[3, 5], [0, 0], [3, 5], [3, 5]]
+        np.testing.assert_allclose(np.array([row["cls"] for row in rows], float), expected, atol=1e-6)
+        np.testing.assert_allclose(rows[3]["patches"], own["patches"][2].ravel(), atol=1e-6)
+    pixels = np.empty(2, dtype=object)  # uint8 images in a column of objects
+    pixels[:] = [mine.prepare(file) for file in files[:2]]
+    assert set(mine({"image": pixels})) == {"cls", "grid", "patches"}
+    np.testing.assert_array_equal(mine({"image": pixels})["cls"], mine(pixels)["cls"])
+    np.testing.assert_allclose(mine({"image": pixels})["cls"], own["cls"][:2], atol=1e-6)
 
 
 OTHER_PROCESS = """
@@ -214,7 +250,7 @@ def test_a_teacher_is_a_model_too(shared: Path) -> None:
         (np.zeros((1, 3, 48, 64), np.uint8), "B×H×W×3 of uint8, not 1×3×48×64 of uint8"),
         (np.zeros((48, 64, 3), np.uint8), "B×H×W×3 of uint8, not 48×64×3"),
         (np.zeros((1, 50, 64, 3), np.uint8), "multiples of the patch size 16, not 1×50×64×3: extractor.prepare"),
-        ({"path": ["a"]}, "has a column `image` or `bytes`, not only path"),
+        ({"path": ["a"]}, "a batch: no column of images; it needs one of image, bytes, content"),
     ],
 )
 def test_wrong_batches_get_one_line(batch: object, message: str, folder: Path) -> None:

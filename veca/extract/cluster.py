@@ -66,8 +66,9 @@ def connect(ray: Any, address: str | None) -> None:
         return
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"no Ray cluster at {address}: {' '.join(str(error).split())[:160]}") from error
+    except Exception as error:  # of no kind of its own, where Ray does not start in time
+        what = "Ray does not start here" if address is None else f"no Ray cluster at {address}"
+        raise InputError(f"{what}: {' '.join(str(error).split())[:160]}") from error
 
 
 def pipeline(ray: Any, files: list[str], done: set[str], patch_size: int, settings: FeaturesSettings) -> Any:

@@ -3,14 +3,15 @@
 extractor = veca.Extractor("veca-s14", cores=32, dense=True)
 extractor(images)["patches"]                              # B×H×W×3 uint8 → B×h×w×D
 dataset.map_batches(veca.Extractor, concurrency=4, …)     # Ray Data: the class as it is (docs/cluster.md)
+table.mapInPandas(extractor, "path string, cls array<float>, …")      # Spark: an object of it
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from veca.backbones import AUTO, Backbone, Model, load_backbone
 from veca.devices import no_memory, pick_device, pick_dtype
 from veca.errors import InputError, check_share
+from veca.extract.sources import COLUMNS, image_column
 from veca.images import SIZE, normalise, open_image, resize_to_patches
 from veca.mixed import tokens_of
 from veca.model import Veca
@@ -97,27 +99,44 @@ class Extractor:
         """
         return np.array(resize_to_patches(open_image(source), self.size, self.patch_size))
 
-    def __call__(self, batch: Array | Sequence[Array] | Mapping[str, Any]) -> dict[str, Array]:
+    @overload
+    def __call__(self, batch: Array | Sequence[Array] | Mapping[str, Any]) -> dict[str, Array]: ...
+
+    @overload
+    def __call__(self, batch: Any) -> Any: ...
+
+    def __call__(self, batch: Any) -> Any:
         """Named arrays: `cls` (B×D), `grid` (B×2) and, where dense, `patches` (B×h×w×D), all of one batch; at mixed
         scale also `tokens` (B), how many squares were spent.
 
         A batch is B×H×W×3 uint8, whole patches, or a list of such images of any sizes; then the maps are a list, too.
-        A table of columns, as Ray, Spark and Daft hand around, has them in `image`, or files of any format in `bytes`;
-        its other columns go through. A file that cannot be read has an `error`, a grid of 0×0 and no numbers (NaN).
+        A table of columns has them, or files of any format, in `image`, `bytes` or `content`; its other columns go
+        through. A file that cannot be read has an `error`, a grid of 0×0 and no numbers (NaN).
+
+        What engines hand around comes back as they want it: of a dictionary (Ray Data) a dictionary, of pandas' tables
+        one after another (Spark) the same, of one column (Daft, Arrow) a list of rows. In the last two `patches` are
+        h·w·D numbers, row by row, as in Parquet.
         """
+        if isinstance(batch, Iterator):
+            return map(self, batch)
+        if hasattr(batch, "to_pylist"):
+            found = {name: _cells(column) for name, column in self({"image": batch.to_pylist()}).items()}
+            return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        if hasattr(batch, "columns"):
+            found = {name: _cells(column) for name, column in self(dict(batch.items())).items()}
+            return type(batch)(found, index=batch.index)
         if not isinstance(batch, Mapping):
             return self._rows(batch)
-        rest = {name: column for name, column in batch.items() if name not in ("image", "bytes")}
-        if "image" in batch:
-            return rest | self._rows([np.asarray(image) for image in batch["image"]])
-        if "bytes" not in batch:
-            raise InputError(
-                f"a batch has a column `image` or `bytes`, not only {', '.join(map(str, batch)) or 'none'}"
-            )
+        name = image_column(batch, "a batch")
+        rest = {other: column for other, column in batch.items() if other not in {name, *COLUMNS[:2]}}
+        column = list(batch[name])
+        if name == "image" and not any(cell is None or isinstance(cell, (bytes, bytearray, dict)) for cell in column):
+            return rest | self._rows([np.asarray(image) for image in column])
         images, errors = [], []
-        for data in batch["bytes"]:
+        for cell in column:
+            data = cell.get("bytes") if isinstance(cell, dict) else cell
             try:
-                images.append(self.prepare(data))
+                images.append(self.prepare(b"" if data is None else data))
                 errors.append("")
             except InputError as error:
                 images.append(UNREAD)
@@ -196,6 +215,11 @@ class Extractor:
 def absolute(name: str) -> str:
     """The same model for a process that runs in another folder."""
     return str(Path(name).absolute()) if name not in bundled_models() and Path(name).exists() else name
+
+
+def _cells(column: Any) -> list[Any]:
+    """A column for tables that have no arrays of several dimensions."""
+    return [cell.ravel() if isinstance(cell, np.ndarray) else cell for cell in column]
 
 
 def _column(maps: list[Array]) -> Array:

@@ -25,6 +25,7 @@ from veca.large.place import grid_transform, to_full
 from veca.large.source import Array, Transform
 
 Write = Callable[[int, int, Array], None]  # column, row, h×w×D features of the grid's cells from there
+Put = Callable[[Iterator[tuple[Array, Array]]], None]  # takes numbers of patches, in order, and their features, n×D
 
 
 class NoRoom(InputError):
@@ -48,13 +49,30 @@ class Sink(ABC):
         return grid[0] * grid[1] * width * dtype.itemsize
 
 
-class NpySink(Sink):
+class SharedSink(Sink):
+    """A sink that several ranks fill together (`veca.parallel`): the first makes it, each puts its patches there."""
+
+    whole = staticmethod(whole_file)  # or `whole_folder`
+    bands = False  # whether only one rank may write into the same `rows` rows of the grid, or into any patch of its own
+
+    @abstractmethod
+    def prepare(self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int) -> None:
+        """All of it, with zeros; where it is in `bands`, they have so many rows."""
+
+    @abstractmethod
+    def part(
+        self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int
+    ) -> AbstractContextManager[Put]:
+        """What takes the patches of one rank."""
+
+
+class NpySink(SharedSink):
     """h×w×D, as one .npy file that can be mapped."""
 
     @contextmanager
     def opened(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> Iterator[Write]:
         with whole_file(self.path) as temporary:
-            self.prepare(temporary, grid, width, dtype)
+            self.prepare(temporary, grid, width, dtype, self.rows)
             with self.by_patch(temporary, width, dtype) as write_patches:
 
                 def write(column: int, top: int, features: Array) -> None:
@@ -64,12 +82,21 @@ class NpySink(Sink):
 
                 yield write
 
-    def prepare(self, temporary: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> None:
-        """The header, and zeros."""
-        with open(temporary, "wb") as file:
+    def prepare(self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int) -> None:
+        with open(place, "wb") as file:
             header = {"descr": dtype.str, "fortran_order": False, "shape": (*grid, width)}
             np.lib.format.write_array_header_1_0(file, header)
             reserve(file.fileno(), file.tell() + self.size(grid, width, dtype), self.path)
+
+    @contextmanager
+    def part(self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int) -> Iterator[Put]:
+        with self.by_patch(place, width, dtype) as write:
+
+            def put(numbered: Iterator[tuple[Array, Array]]) -> None:
+                for places, features in numbered:
+                    write(places, features)
+
+            yield put
 
     @contextmanager
     def by_patch(self, temporary: Path, width: int, dtype: np.dtype[Any]) -> Iterator[Callable[[Array, Array], None]]:
@@ -92,10 +119,12 @@ class NpySink(Sink):
             os.fsync(file.fileno())
 
 
-class ZarrSink(Sink):
+class ZarrSink(SharedSink):
     """OME-Zarr (0.4), channels first, in chunks: napari opens it in place. float16, or int8 with a scale a cell."""
 
     rows = 32
+    whole = staticmethod(whole_folder)
+    bands = True  # a chunk is one file
 
     def __init__(
         self,
@@ -112,35 +141,56 @@ class ZarrSink(Sink):
 
     @contextmanager
     def opened(self, grid: tuple[int, int], width: int, dtype: np.dtype[Any]) -> Iterator[Write]:
-        zarr = require("zarr", "zarr")
-        kept = np.dtype(np.int8 if self.int8 else np.float16)
         size = self.size(grid, width, dtype)
-        check_room(self.path, size)
         # Chunks appear as they are written: until then a file keeps their room.
         with whole_folder(self.path) as folder, tempfile.TemporaryFile(dir=self.path.parent) as room:
+            self.prepare(folder, grid, width, dtype, self.rows)
             reserve(room.fileno(), size, self.path)
-            group = zarr.open_group(str(folder), mode="w", zarr_format=2)
-            chunks = (min(64, width), min(self.rows, grid[0]), min(256, grid[1]))
-            options = {"chunks": chunks, "dtype": kept, "fill_value": 0, "dimension_separator": "/"}
-            values = group.create_array("0", shape=(width, *grid), **zarr_options(options))
-            scales = None
-            if self.int8:
-                shape = {"chunks": chunks[1:], "dtype": np.float32, "fill_value": 0, "dimension_separator": "/"}
-                scales = group.create_array("scales", shape=grid, **zarr_options(shape))
-            group.attrs.update(self.about())
+            into = self.writer(folder)
 
             def write(column: int, top: int, features: Array) -> None:
-                down, across = slice(top, top + features.shape[0]), slice(column, column + features.shape[1])
-                if scales is not None:
-                    scale = np.abs(features).max(-1).astype(np.float32) / 127
-                    features = np.rint(features / np.maximum(scale, 1e-30)[..., None])
-                    scales[down, across] = scale
-                elif features.size and float(np.abs(features).max()) > float(np.finfo(np.float16).max):
-                    raise InputError(f"{self.path}: a feature is too large for float16")
-                os.truncate(room.fileno(), size * (grid[0] * grid[1] - down.stop * grid[1]) // (grid[0] * grid[1]))
-                values[:, down, across] = np.moveaxis(features, -1, 0).astype(kept)
+                os.truncate(room.fileno(), size * (grid[0] - top - features.shape[0]) // grid[0])
+                into(column, top, features)
 
             yield write
+
+    def prepare(self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int) -> None:
+        check_room(self.path, self.size(grid, width, dtype))
+        group = require("zarr", "zarr").open_group(str(place), mode="w", zarr_format=2)
+        chunks = (min(64, width), min(rows, grid[0]), min(256, grid[1]))
+        kinds: dict[str, Any] = {"0": ((width, *grid), chunks, np.int8 if self.int8 else np.float16)}
+        if self.int8:
+            kinds["scales"] = (grid, chunks[1:], np.float32)
+        for name, (shape, parts, kept) in kinds.items():
+            options = {"chunks": parts, "dtype": np.dtype(kept), "fill_value": 0, "dimension_separator": "/"}
+            group.create_array(name, shape=shape, **zarr_options(options))
+        group.attrs.update(self.about())
+
+    @contextmanager
+    def part(self, place: Path, grid: tuple[int, int], width: int, dtype: np.dtype[Any], rows: int) -> Iterator[Put]:
+        write = self.writer(place)
+
+        def put(numbered: Iterator[tuple[Array, Array]]) -> None:
+            for top, box in boxes(numbered, grid, rows, blank=False):
+                write(0, top, box)
+
+        yield put
+
+    def writer(self, place: Path) -> Write:
+        group = require("zarr", "zarr").open_group(str(place), mode="r+")
+        values, scales = group["0"], group["scales"] if self.int8 else None
+
+        def write(column: int, top: int, features: Array) -> None:
+            down, across = slice(top, top + features.shape[0]), slice(column, column + features.shape[1])
+            if scales is not None:
+                scale = np.abs(features).max(-1).astype(np.float32) / 127
+                features = np.rint(features / np.maximum(scale, 1e-30)[..., None])
+                scales[down, across] = scale
+            elif features.size and float(np.abs(features).max()) > float(np.finfo(np.float16).max):
+                raise InputError(f"{self.path}: a feature is too large for float16")
+            values[:, down, across] = np.moveaxis(features, -1, 0).astype(values.dtype)
+
+        return write
 
     def about(self) -> dict[str, Any]:
         x, y = self.picture.downsample if self.picture is not None else (1.0, 1.0)
@@ -267,13 +317,20 @@ def reserve(descriptor: int, size: int, path: Path) -> None:
         raise NoRoom(f"cannot keep {size / 1e9:.1f} GB in {path}: {error.strerror}") from error
 
 
-def boxes(pieces: Iterator[tuple[Array, Array]], grid: tuple[int, int], rows: int) -> Iterator[tuple[int, Array]]:
-    """Patches in the order of the grid (their numbers, n×D features) as boxes of whole rows, with zeros between."""
+def boxes(
+    pieces: Iterator[tuple[Array, Array]], grid: tuple[int, int], rows: int, *, blank: bool = True
+) -> Iterator[tuple[int, Array]]:
+    """Patches in the order of the grid (their numbers, n×D features) as boxes of whole rows, with zeros between.
+
+    Boxes in which no patch lies are `blank`, or left out.
+    """
     band: Array | None = None
     top = 0
     for numbers, features in pieces:
         while len(numbers):
             if band is None:
+                if not blank:
+                    top = int(numbers[0]) // grid[1] // rows * rows
                 band = np.zeros((rows * grid[1], features.shape[1]), features.dtype)
             count = int(np.searchsorted(numbers, (top + rows) * grid[1]))
             band[numbers[:count] - top * grid[1]] = features[:count]
@@ -281,7 +338,6 @@ def boxes(pieces: Iterator[tuple[Array, Array]], grid: tuple[int, int], rows: in
             if len(numbers):
                 yield top, band.reshape(rows, grid[1], -1)
                 top, band = top + rows, None
-    width = 0 if band is None else band.shape[1]
     while top < grid[0] and band is not None:
-        yield top, band.reshape(rows, grid[1], width)[: grid[0] - top]
-        top, band = top + rows, np.zeros_like(band)
+        yield top, band.reshape(rows, grid[1], -1)[: grid[0] - top]
+        top, band = top + rows, np.zeros_like(band) if blank else None
