@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import veca
+from veca.auto import Calibration, Line
 from veca.cli import main
 from veca.finetune.engine import batches, build_optimiser, is_better, layer_of, score_budgets, training_budgets
 from veca.integrations.transformers import from_probe
@@ -29,6 +30,13 @@ def finetune(task: str, data: Path, model: object, out: Path, *more: object) -> 
     return results
 
 
+def calibrated(start: Path, folder: Path) -> Path:
+    model = veca.load(start)
+    model.calibration = Calibration((Line(8, 1.0, 1.0, 0.0),), 32, 10)
+    model.save(folder / "calibrated")
+    return folder / "calibrated"
+
+
 def value(results: dict[str, object], metric: str, cores: int = 8) -> float:
     row = next(row for row in results["rows"] if row["cores"] == cores)  # type: ignore[attr-defined]
     return float(row["metrics"][metric]["mean"])
@@ -38,6 +46,7 @@ def test_classify_learns_and_leaves_a_model_and_a_head(
     classes: Path, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
+    start = calibrated(start, tmp_path)
     rates = ("--lr", 1e-3, "--head-lr", 1e-2)
     results = finetune("classify", classes, start, out, "--epochs", 8, "--batch", 8, *rates, "--score-cores", "2,8")
     assert value(results, "top1") >= 0.9  # a third by chance
@@ -51,6 +60,7 @@ def test_classify_learns_and_leaves_a_model_and_a_head(
     assert results["command"].startswith("veca finetune classify --data")  # type: ignore[attr-defined]
 
     model = veca.load(out / "model")
+    assert model.calibration is None  # it was of other weights
     assert model.card["finetuned"]["task"] == "classify"
     before = veca.load(start)
     assert not torch.equal(model.blocks[0].fc1.weight, before.blocks[0].fc1.weight)
@@ -67,7 +77,9 @@ def test_classify_learns_and_leaves_a_model_and_a_head(
 
 def test_head_only_leaves_the_backbone_alone(classes: Path, start: Path, tmp_path: Path) -> None:
     options = ("--head-only", "--cores", 4, "--epochs", 6, "--batch", 8, "--head-lr", 1e-2)
+    start = calibrated(start, tmp_path)
     results = finetune("classify", classes, start, tmp_path / "run", *options)
+    assert veca.load(tmp_path / "run/model").calibration is not None
     assert value(results, "top1", cores=4) > 0.5
     ours, theirs = (veca.load(path).state_dict() for path in (start, tmp_path / "run/model"))
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0)

@@ -233,3 +233,11 @@ def test_depth_loss_without_any_known_depth_is_zero(pixels: torch.Tensor) -> Non
     loss = model(pixels, labels=torch.zeros(2, 32, 48)).loss
     loss.backward()
     assert float(loss.detach()) == 0
+
+
+def test_segmentation_loss_without_any_counted_pixel_is_zero(pixels: torch.Tensor) -> None:
+    """As in `veca finetune segment`: a crop of nothing but ignored pixels must not make the weights NaN."""
+    model = integration.VecaForSemanticSegmentation(config())
+    loss = model(pixels, labels=torch.full((2, 32, 48), 255)).loss
+    loss.backward()
+    assert float(loss.detach()) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from PIL import Image
 from veca.cli import main
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
-from veca.probes.tables import Row, Table
 from veca.tasks.base.heads import Head
 
 TINY = "random:veca_tiny"
@@ -111,6 +111,36 @@ def test_models_budgets_and_sizes_share_one_table(probe: Probe, classes: Path, t
     assert [row["cores"] for row in rows] == ["", "", "8", "16", "8", "16"]
     for name in ("budget.png", "resolution.png"):
         assert Image.open(out / name).size[0] > 500
+
+
+def test_a_row_that_is_there_is_not_trained_again(probe: Probe, classes: Path, teacher: Path, tmp_path: Path) -> None:
+    out, data = tmp_path / "out", tmp_path / "data"
+    shutil.copytree(classes, data)
+
+    def run(*words: object) -> tuple[str, list[float]]:
+        common = ("--data", data, "--model", TINY, "--cores", 8, "--size", 32, "--seeds", 1, "--out", out)
+        status, text = probe("classify", *common, *words)
+        assert status == 0
+        return text, [row["metrics"]["top1"]["mean"] for row in json.loads((out / "results.json").read_text())["rows"]]
+
+    said = "trained before"
+    text, first = run("--epochs", 2)
+    assert said not in text
+    head = next((out / "heads").glob("*/head.safetensors"))
+    stamp = head.stat().st_mtime_ns
+    text, both = run("--epochs", 2, "--model", teacher)  # another model joins it
+    assert text.count(said) == 1
+    assert both[:1] == first
+    assert len(both) == 2
+    assert head.stat().st_mtime_ns == stamp
+    assert said not in run("--epochs", 3)[0]
+    assert run("--epochs", 3)[0].count(said) == 1
+    noise(data / "test/red/0.png", COLOURS["blue"], 7)
+    assert said not in run("--epochs", 3)[0]
+    (out / "results.json").write_text('{"rows": [{}]}')
+    assert said not in run("--epochs", 3)[0]
+    head.with_name("head.json").unlink()
+    assert said not in run("--epochs", 3)[0]
 
 
 def test_a_saved_head_names_classes_and_scores_other_labels(probe: Probe, classes: Path, tmp_path: Path) -> None:
@@ -326,27 +356,6 @@ def test_heads_round_trip(tmp_path: Path) -> None:
         (tmp_path / "head/head.json").write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=r"head\.json: not a"):
             Head.load(tmp_path / "head")
-
-
-def table(better: str, means: list[float]) -> Table:
-    rows = [
-        Row(name, name, "", size, size, cores, {"score": [mean - 0.01, mean + 0.01]})
-        for (name, size, cores), mean in zip(
-            [("first", 64, 8), ("first", 64, 16), ("first", 96, 16), ("second", 64, None), ("second", 128, None)],
-            means,
-            strict=True,
-        )
-    ]
-    return Table("classify", "data", "score", better, rows=rows)
-
-
-def test_shares_are_of_the_first_models_largest_budget_at_the_same_size() -> None:
-    high = table("higher", [0.4, 0.5, 0.8, 0.25, 0.3])
-    assert [high.share(row) for row in high.rows] == [pytest.approx(0.8), 1.0, 1.0, pytest.approx(0.5), None]
-    low = table("lower", [1.0, 0.5, 1.0, 2.0, 1.0])
-    assert low.share(low.rows[3]) == pytest.approx(0.25)
-    assert high.rows[0].deviation("score") == pytest.approx(0.01 * 2**0.5)
-    assert "0.5000 ± 0.0141" in high.text()
 
 
 def test_the_papers_numbers_join_the_table(probe: Probe, classes: Path, tmp_path: Path) -> None:

@@ -20,11 +20,10 @@ from veca.errors import InputError
 from veca.files import lock_folder, write_json
 from veca.images import normalise
 from veca.model import Veca
-from veca.probes.run import head_about
-from veca.probes.tables import Row, Table, merge_seeds
 from veca.tasks.base.contract import Look, Seen, Task
 from veca.tasks.base.heads import load_head
 from veca.tasks.base.options import CHANGEABLE, FineTuneOptions
+from veca.tasks.base.tables import Row, Table, merge_seeds
 from veca.training.checkpoints import Checkpoints, load_optimisers, read_checkpoint
 from veca.training.loop import Loop, Pace
 from veca.training.ranks import Ranks, StopSignal
@@ -297,6 +296,8 @@ def finish(model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, 
         **model.card,
         "finetuned": {"task": task.name, "data": settings.data.name, "from": start, "head only": settings.head_only},
     }
+    if not settings.head_only:
+        model.calibration = None  # of other weights
     model.save(out / "model")
     digest = weights_digest(model)
     table = Table(f"finetune {task.name}", settings.data.name, task.main, task.better, task.classes)
@@ -306,7 +307,7 @@ def finish(model: Veca, head: nn.Module, task: Task, settings: FineTuneOptions, 
         table.rows.append(Row(out.name, str(out / "model"), digest, side, side, cores, values, per_class=per_class))
         table.write(out)
     kept = task.saved_head(head)
-    kept.about = {**head_about(table.rows[0]), **kept.about}
+    kept.about = {**table.rows[0].for_head(), **kept.about}
     kept.save(out / "head")
     return table
 

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 def task_probe(name: str, options: Any) -> None:
     from veca.probes.run import run_task
-    from veca.probes.tables import Table
+    from veca.tasks.base.tables import Table
 
     kind = find_task(name)
     refuse_file(options.out)
@@ -74,8 +74,8 @@ def task_probe(name: str, options: Any) -> None:
 
 def knn(settings: Knn) -> None:
     from veca.probes import run
-    from veca.probes.tables import Table
     from veca.tasks.base.classes import read_classes
+    from veca.tasks.base.tables import Table
 
     paper = _paper("knn", settings)
     grid = _grid(settings)

@@ -23,8 +23,8 @@ from veca.errors import InputError
 from veca.files import whole_file
 from veca.model import Veca
 from veca.probes.settings import Fidelity
-from veca.probes.tables import Row, Table
 from veca.progress import progress
+from veca.tasks.base.tables import Row, Table
 from veca.teachers import load_teacher
 from veca.training.ranks import Ranks
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from veca.files import whole_file
 from veca.paper import CORES, SIZES
-from veca.probes.tables import Row, Table
+from veca.tasks.base.tables import Row, Table
 
 LABELS = {
     "top1": "top-1 accuracy",

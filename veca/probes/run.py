@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +13,17 @@ from typing import Any
 
 import torch
 
+from veca._version import __version__
 from veca.backbones import Backbone, load_backbone, short_names
 from veca.errors import InputError
+from veca.files import read_json
 from veca.probes import knn
-from veca.probes.tables import Row, Table, merge_seeds
 from veca.tasks.base import metrics
 from veca.tasks.base.classes import ClassData, read_examples
 from veca.tasks.base.contract import Task
 from veca.tasks.base.features import Cache, CachedExtractor
 from veca.tasks.base.heads import Head
+from veca.tasks.base.tables import Row, Table, merge_seeds
 from veca.tasks.classify import targets, whole
 
 
@@ -81,29 +85,50 @@ def head_name(row: Row) -> str:
     return re.sub(r"[^\w.+-]+", "_", row.model) + f"-{row.pixels}px{budget}{spent}"
 
 
-def head_about(row: Row) -> dict[str, Any]:
-    """The fields that every head.json has."""
-    return {
-        "model": row.source,
-        "weights": row.weights,
-        "cores": row.cores,
-        "size": row.pixels,
-        "patches": row.patches,
-    }
-
-
 def run_task(table: Table, task: Task, grid: Grid, options: Any, out: Path, done: Done) -> None:
-    """Heads of one task on every model at every size and budget."""
+    """Heads of one task on every model at every size and budget; a row that `out` holds is not trained again."""
+    table.made_with = made_with(table, task)
+    known = earlier_rows(table, out)
     for backbone, size, extractor in grid.cells():
+        before = known.get((backbone.digest, size, extractor.cores, backbone.patches))
+        if before is not None:
+            print(f"{out / before.extra['head']}: trained before", flush=True)
+            table.rows.append(replace(before, model=backbone.name, source=backbone.source))
+            done(table)
+            continue
         fitted = task.fit(extractor, backbone.pixels(size), options, grid.seeds)
         row = new_row(backbone, size, extractor, fitted.scores)
         head = fitted.head
-        head.about = {**head_about(row), "dtype": str(grid.dtype).removeprefix("torch."), **head.about}
+        head.about = {**row.for_head(), "dtype": str(grid.dtype).removeprefix("torch."), **head.about}
         folder = Path("heads") / head_name(row)
         head.save(out / folder)
         row.extra = {**fitted.extra, "head": folder.as_posix()}
         table.rows.append(row)
         done(table)
+
+
+def made_with(table: Table, task: Task) -> str:
+    """A digest of what decides a row's score, besides what the row itself names: options, examples and their files."""
+    of_rows = ("data", "model", "size", "cores", "patches", "against", "device")
+    chosen = {name: value for name, value in table.settings.items() if name not in of_rows}
+    digest = hashlib.sha256(json.dumps([__version__, torch.__version__, chosen]).encode())
+    for part, examples in task.parts.items():
+        digest.update(f"{part}{list(examples)!r}".encode())
+        for path in task.files(part):
+            status = path.stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def earlier_rows(table: Table, out: Path) -> dict[tuple[Any, ...], Row]:
+    """Rows that a run with these options on this data left in `out`, by weights, size, budget and share."""
+    try:
+        left = read_json(out / "results.json")
+        rows = [Row.from_json(row) for row in left["rows"]] if left.get("made_with") == table.made_with else []
+    except (InputError, OSError, AttributeError, KeyError, TypeError):  # there is none, or it is damaged
+        return {}
+    whole = [row for row in rows if (out / row.extra.get("head", "") / "head.json").is_file()]
+    return {(row.weights, row.size, row.cores, row.patches): row for row in whole}
 
 
 def run_knn(table: Table, data: ClassData, grid: Grid, done: Done) -> None:

@@ -23,8 +23,8 @@ from veca.extract.extractor import Extractor
 from veca.files import lock_folder, read_json, write_json, write_text
 from veca.images import open_image
 from veca.probes.settings import Video
-from veca.probes.tables import Row, Table
 from veca.progress import progress
+from veca.tasks.base.tables import Row, Table
 from veca.tasks.video.data import Sequence, find_sequences, objects, read_mask
 from veca.tasks.video.drawing import Drawing
 from veca.tasks.video.propagate import Propagation

@@ -90,14 +90,7 @@ class Depth:
         return metres(maps, self.kind, self.preset.nearest, self.preset.farthest)
 
     def loss(self, maps: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-        """maps: K×h×w each, labels: H×W each, metres → mean over the images that know any depth."""
-        losses = []
-        for part, label in zip(maps, labels, strict=True):
-            known = label > 0
-            if known.any():
-                guess = upsample(self.decode(part), (label.shape[0], label.shape[1]))[0]
-                losses.append(scale_invariant(guess[known], label[known]))
-        return torch.stack(losses).mean() if losses else maps[0].sum() * 0
+        return depth_loss([self.decode(part) for part in maps], labels)
 
     def score(self, predictions: Iterator[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         from veca.tasks.base import metrics  # only scoring needs torchmetrics: transformers models use this file too
@@ -159,6 +152,17 @@ def metres(maps: Tensor, kind: str, nearest: float, farthest: float) -> Tensor:
     centres = torch.linspace(nearest, farthest, maps.shape[0], device=maps.device)
     weights = maps.relu() + FLOOR
     return (weights * centres[:, None, None]).sum(0, keepdim=True) / weights.sum(0, keepdim=True)
+
+
+def depth_loss(guesses: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """guesses: 1×h×w each, labels: H×W each, metres → mean over the images that know any depth."""
+    losses = []
+    for guess, label in zip(guesses, labels, strict=True):
+        known = label > 0
+        if known.any():
+            sized = upsample(guess, (label.shape[0], label.shape[1]))[0]
+            losses.append(scale_invariant(sized[known], label[known]))
+    return torch.stack(losses).mean() if losses else guesses[0].sum() * 0
 
 
 def scale_invariant(guess: Tensor, truth: Tensor) -> Tensor:

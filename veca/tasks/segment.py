@@ -85,14 +85,7 @@ class Segmentation:
         return self.read_mask(path)
 
     def loss(self, maps: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
-        """maps: K×h×w each, labels: H×W each → mean over all counted pixels of the batch."""
-        total, count = maps[0].new_zeros(()), 0
-        for part, label in zip(maps, labels, strict=True):
-            logits = upsample(part, (label.shape[0], label.shape[1]))[None]
-            target = label.long()[None]
-            total = total + nn.functional.cross_entropy(logits, target, ignore_index=IGNORE, reduction="sum")
-            count += int((target != IGNORE).sum())
-        return total / max(count, 1)
+        return pixel_loss(maps, labels)
 
     def decode(self, maps: Tensor) -> Tensor:
         return maps
@@ -108,6 +101,17 @@ class Segmentation:
 
     def class_names(self) -> tuple[str, ...]:
         return self.preset.names or tuple(str(number) for number in range(self.outputs))
+
+
+def pixel_loss(maps: Sequence[Tensor], labels: Sequence[Tensor], ignore: int = IGNORE) -> Tensor:
+    """maps: K×h×w each, labels: H×W each → mean over all counted pixels of the batch."""
+    total, count = maps[0].new_zeros(()), 0
+    for part, label in zip(maps, labels, strict=True):
+        logits = upsample(part, (label.shape[0], label.shape[1]))[None]
+        target = label.long()[None]
+        total = total + nn.functional.cross_entropy(logits, target, ignore_index=ignore, reduction="sum")
+        count += int((target != ignore).sum())
+    return total / max(count, 1)
 
 
 class Segment(Pixels):

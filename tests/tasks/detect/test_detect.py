@@ -115,6 +115,15 @@ def test_photos_without_a_box_can_be_trained_on() -> None:
         head(torch.randn(1, 32, 2, 2))
 
 
+def test_the_loss_is_that_of_the_last_layer_and_of_those_before() -> None:
+    """`RfDetrForObjectDetection` with labels, in float32, says the same."""
+    torch.manual_seed(0)
+    head = new_head(32, ["a", "b"], queries=8, groups=2, layers=2).train()
+    maps, label = torch.randn(2, 32, 4, 4), torch.tensor([[1, 0.5, 0.5, 0.2, 0.2], [0, 0.3, 0.6, 0.4, 0.3]])
+    theirs = [{"class_labels": label[:, 0].long(), "boxes": label[:, 1:]}] * 2
+    torch.testing.assert_close(loss(head, maps, [label] * 2), head(maps, labels=theirs).loss)
+
+
 def yolo(boxes: Path, folder: Path) -> Path:
     """The same data as YOLO's text files."""
     data = read_coco(boxes)

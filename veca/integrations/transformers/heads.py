@@ -14,9 +14,11 @@ from transformers.utils import can_return_tuple
 
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import Seen, VecaPreTrainedModel
+from veca.tasks.base.dense import upsample
 from veca.tasks.base.heads import Head
 from veca.tasks.base.views import RESIZE
-from veca.tasks.depth import metres, scale_invariant
+from veca.tasks.depth import depth_loss, metres
+from veca.tasks.segment import pixel_loss
 
 
 def on_grid(head: nn.Module, seen: Seen) -> Tensor:
@@ -25,10 +27,6 @@ def on_grid(head: nn.Module, seen: Seen) -> Tensor:
     logits = head(torch.cat((patches, seen.tokens[:, :1].expand_as(patches)), dim=-1))
     on_map: Tensor = logits.transpose(1, 2).unflatten(-1, seen.grid)
     return on_map
-
-
-def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:  # B×K×h×w → B×K×H×W
-    return nn.functional.interpolate(maps.float(), size=size, mode="bilinear", align_corners=False)
 
 
 class Probed(VecaPreTrainedModel):
@@ -86,6 +84,7 @@ class VecaForImageClassification(Probed):
     ) -> ImageClassifierOutput:
         seen = self.see(pixel_values, cores, output_hidden_states, output_attentions)
         logits = self.classifier(seen.tokens[:, 0])
+        # transformers' own loss: that of the task for one label or several, and of `problem_type="regression"`
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=seen.hidden_states, attentions=seen.attentions
@@ -116,9 +115,7 @@ class VecaForSemanticSegmentation(Probed):
         logits = on_grid(self.classifier, seen)
         loss = None
         if labels is not None:
-            ignore = self.config.semantic_loss_ignore_index
-            size = (labels.shape[-2], labels.shape[-1])
-            loss = nn.functional.cross_entropy(resize(logits, size), labels.long(), ignore_index=ignore)
+            loss = pixel_loss(logits.float().unbind(), labels.unbind(), self.config.semantic_loss_ignore_index)
         return SemanticSegmenterOutput(
             loss=loss, logits=logits, hidden_states=seen.hidden_states, attentions=seen.attentions
         )
@@ -154,15 +151,11 @@ class VecaForDepthEstimation(Probed):
         config = self.config
         maps = on_grid(self.head, seen).float()
         guess = torch.stack([metres(one, config.depth_head, config.min_depth, config.max_depth) for one in maps])
-        loss = None
-        if labels is not None:
-            sized = resize(guess, (labels.shape[-2], labels.shape[-1]))[:, 0]
-            known = [label > 0 for label in labels]
-            losses = [scale_invariant(g[k], d[k]) for g, d, k in zip(sized, labels, known, strict=True) if k.any()]
-            loss = torch.stack(losses).mean() if losses else guess.sum() * 0
+        loss = None if labels is None else depth_loss(guess.unbind(), labels.unbind())
+        size = (pixel_values.shape[-2], pixel_values.shape[-1])
         return DepthEstimatorOutput(
             loss=loss,
-            predicted_depth=resize(guess, (pixel_values.shape[-2], pixel_values.shape[-1]))[:, 0],
+            predicted_depth=torch.stack([upsample(one, size)[0] for one in guess]),
             hidden_states=seen.hidden_states,
             attentions=seen.attentions,
         )

@@ -82,7 +82,7 @@ class ProbeOptions:
     seeds: int = 3
     """heads trained from different seeds; the table shows mean ± deviation"""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("probe")
-    """folder for results.json, results.csv, the plots and the heads"""
+    """folder for results.json, results.csv, the plots and the heads; a row that it holds is not trained again"""
     dtype: Dtype = "float32"
     """precision of the models; auto: bfloat16 where the CPU or GPU computes in it, else float32"""
     device: str = "auto"

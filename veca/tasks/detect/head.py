@@ -97,15 +97,16 @@ def on_map(patches: Tensor) -> Tensor:
 
 def loss(head: Any, maps: Tensor, labels: Sequence[Tensor]) -> Tensor:
     """RF-DETR's own; labels: M×5 each, the class and the box (centre and size as shares of the view)."""
-    out = head(maps)
+    out = head.model(maps)
     with torch.autocast(maps.device.type, enabled=False):
+        targets = [{"class_labels": one[:, 0].long(), "boxes": one[:, 1:].float()} for one in labels]
         classes, boxes = head.predict_class_and_boxes(
             out.intermediate_hidden_states.float(), out.intermediate_reference_points.float()
-        )
-        targets = [{"class_labels": one[:, 0].long(), "boxes": one[:, 1:].float()} for one in labels]
+        )  # of every layer; the last counts as the answer
+        proposed = head.predict_encoder_class_logits(out.enc_outputs_class.float())
         total: Tensor = head.loss_function(
-            out.logits.float(), targets, maps.device, out.pred_boxes.float(), head.config, classes, boxes,
-            out.enc_outputs_class.float(), out.enc_outputs_coord_logits.float(),
+            classes[-1], targets, maps.device, boxes[-1], head.config, classes, boxes, proposed,
+            out.enc_outputs_coord_logits.float(),
         )[0]  # fmt: skip
     return total
 

@@ -1,4 +1,4 @@
-"""The result of a probe: rows of scores, printed as a table and written as JSON and CSV."""
+"""The result of a probe or a fine-tuning: rows of scores, printed as a table and written as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from veca import tabulate
 from veca._version import __version__
 from veca.files import write_json, write_text
 from veca.paper import PaperRow, comparable
+
+NAMED = ("model", "source", "weights", "size", "pixels", "cores", "patches")  # what tells a row from others
 
 
 @dataclass
@@ -37,12 +39,25 @@ class Row:
     def spends_all(self) -> bool:
         return self.patches == 1
 
+    def for_head(self) -> dict[str, Any]:
+        """The fields that every head.json has."""
+        own = {"model": self.source, "weights": self.weights}
+        return {**own, "cores": self.cores, "size": self.pixels, "patches": self.patches}
+
     def mean(self, metric: str) -> float:
         return statistics.fmean(self.values[metric])
 
     def deviation(self, metric: str) -> float:
         """Sample standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.values[metric]) if len(self.values[metric]) > 1 else 0.0
+
+    @classmethod
+    def from_json(cls, left: dict[str, Any]) -> Row:
+        """As `Table.json` wrote it."""
+        own = {name: left[name] for name in NAMED}
+        values = {metric: scores["values"] for metric, scores in left["metrics"].items()}
+        extra = {name: left[name] for name in left if name not in (*NAMED, "metrics", "share_of_first", "per_class")}
+        return cls(**own, values=values, per_class=left["per_class"], extra=extra)
 
     def shown(self, metric: str) -> str:
         """Mean ± deviation; of a single value nothing is known about its spread."""
@@ -61,6 +76,7 @@ class Table:
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     paper: Sequence[PaperRow] = ()
+    made_with: str = ""  # a digest of options and data: rows of another run with the same one are these
     shares: bool = True  # whether to show what each row keeps of the first model's score
 
     def note(self, chosen: Any) -> None:
@@ -145,10 +161,7 @@ class Table:
             }
             rows.append(
                 {
-                    **{
-                        name: getattr(row, name)
-                        for name in ("model", "source", "weights", "size", "pixels", "cores", "patches")
-                    },
+                    **{name: getattr(row, name) for name in NAMED},
                     "metrics": scores,
                     "share_of_first": self.share(row),
                     "per_class": row.per_class,
@@ -160,6 +173,7 @@ class Table:
             "data": self.data,
             "command": self.command,
             "versions": {"veca": __version__, "torch": torch.__version__},
+            "made_with": self.made_with,
             "main": self.main,
             "better": self.better,
             "settings": self.settings,
