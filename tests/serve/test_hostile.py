@@ -6,21 +6,25 @@ import io
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from attack import images
 from PIL import Image
+from torch import Tensor
 
 from veca import Veca
+from veca.model import Layers
 from veca.serve.service import Service
 from veca.serve.settings import ServeSettings
 
-from .process import HTTP, Server, head, picture, raw, wait_until
+from .process import HTTP, InThread, Server, head, picture, raw, wait_until
 
 pytestmark = pytest.mark.end_to_end
 
@@ -143,21 +147,38 @@ def alive(process: int) -> bool:
         return False
 
 
-def test_a_page_that_nobody_waits_for_keeps_its_place_until_it_is_built(start: Callable[..., Server]) -> None:
-    server = start("--size", "64", "--threads", "1", "--timeout", "100ms")
+def test_a_page_that_nobody_waits_for_ends_soon_and_keeps_its_place_until_then(library: Veca) -> None:
+    began: list[int] = []
+    let_go = threading.Event()
+
+    class Held(Veca):
+        def forward_layers(self, images: Tensor, cores: int | None = None, **options: Any) -> Layers:
+            if threading.current_thread().name.startswith("veca-explore"):
+                began.append(cores or 0)
+                let_go.wait(60)
+            return super().forward_layers(images, cores, **options)
+
+    held = Held(library.config)
+    held.load_state_dict(library.state_dict())
+    service = InThread(held.eval(), ServeSettings(size=64, threads=1, timeout=3.0, max_size=512))
 
     def page(seed: int) -> tuple[int, str]:
-        return asks(server, picture(seed), "/v1/explore?size=640")
+        return asks(service, picture(seed), "/v1/explore?size=64")
 
-    answers: set[tuple[int, str]] = set()
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(20):
-            answers.add(page(0))  # its time is up long before it is built
-            answers.update(pool.map(page, range(8)))  # no more than there are places
-            if (503, "queue_full") in answers:
-                break
-    assert (504, "timeout") in answers
-    assert (503, "queue_full") in answers
+    try:
+        assert page(0) == (504, "timeout")
+        assert service.service.pages == 1  # it is at its first budget
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(page, range(8))) == {(504, "timeout"), (503, "queue_full")}
+        let_go.set()
+        wait_until(lambda: service.service.pages == 0)
+        assert began == [8]
+        service.service.settings.__dict__["timeout"] = 60.0
+        assert page(0) == (200, "")
+        assert began == [8, 8, 16, 32, 64]
+    finally:
+        let_go.set()
+        service.stop()
 
 
 def test_photos_of_49_megapixels_leave_the_service_as_small_as_it_was(start: Callable[..., Server]) -> None:

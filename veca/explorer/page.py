@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -62,11 +62,13 @@ def make_page(
     stride: int | None = None,
     picture: str = "",
     url: str = "",
+    between: Callable[[], None] = lambda: None,
 ) -> Page:
     """The page, and the picture that is shown where a link to it is shared.
 
     `picture` is where that will lie, relative to the page; `url` the address of the page's folder, without which most
-    places that show such pictures do not find them.
+    places that show such pictures do not find them. `between` is called between the parts of the work, each of about a
+    second: what it raises ends it.
     """
     if not photos or not models or len(photos) * len(models) > 2:
         raise InputError(
@@ -83,7 +85,10 @@ def make_page(
         finer = check_stride(model, stride)
         for photo in named:
             check_grid(photo, size, model.patch_size, finer)
-        views = reduced([look(backbone, photo, size, own, finer) for photo in named])
+        views = [look(backbone, photo, size, own, finer, between) for photo in named]
+        between()
+        views = reduced(views)
+        between()
         for index, table in enumerate(pack_views(views, blob)):
             dense = isinstance(model, Veca) and model.config.attention == "dense"
             about = {"photo": named[index].name, "image": index, "model": backbone.name, "dense": dense}

@@ -44,7 +44,11 @@ SHARE = 0.5
 
 
 @torch.inference_mode()
-def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int], stride: int | None = None) -> View:
+def look(
+    backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int], stride: int | None,
+    between: Callable[[], None],
+) -> View:  # fmt: skip
+    """One photo through one model; `between` is called before each budget."""
     model = backbone.model
     if not isinstance(model, Veca):  # a teacher shows what it puts out: it has no cores to follow
         out = features(backbone, photo, size)
@@ -53,6 +57,7 @@ def look(backbone: Backbone, photo: Photo, size: int, budgets: Sequence[int], st
     steps: list[list[Seen]] = [[] for _ in range(model.depth)]
     fine: tuple[int, int] | None = None
     for budget in budgets:
+        between()
         layers = model.forward_layers(images, budget)
         maps = contributions(model, images, layers)
         for index, (tokens, coords, layer) in enumerate(zip(layers.tokens, layers.coords, maps, strict=True)):

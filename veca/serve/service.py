@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -231,17 +232,20 @@ class Service:
         try:
             photo = await self._decoded(hand, self.workers.photo, name, size)
             hand.replace(name, photo.nbytes)
-            page = self.explorer.submit(self._build_page, photo, size, cores)
+            left = threading.Event()
+            page = self.explorer.submit(self._build_page, photo, size, cores, left)
         except BaseException:
             self.pages -= 1
             raise
-        # A page that is being built cannot be stopped: its place is free when it is done, not when its client has left.
+        # A page ends at the next part of its work once nobody waits for it. Its place is free then, and not before.
         loop = asyncio.get_running_loop()
         page.add_done_callback(lambda _: loop.call_soon_threadsafe(self._page_is_done))
         try:
             return await hand.wait(asyncio.wrap_future(page))
         except InputError as error:
             raise Problem(422, "too_elongated", str(error)) from None
+        finally:
+            left.set()
 
     def _page_is_done(self) -> None:
         self.pages -= 1
@@ -278,14 +282,18 @@ class Service:
         task.add_done_callback(over)  # when the process is done, whether or not its client still waits
         return await hand.wait(asyncio.shield(task))
 
-    def _build_page(self, pixels: Array, size: int, cores: int | None) -> str:
+    def _build_page(self, pixels: Array, size: int, cores: int | None, left: threading.Event) -> str:
         from veca.analysis.photos import Photo
         from veca.backbones import Backbone
-        from veca.explorer import build_page
+        from veca.explorer.page import make_page
+
+        def between() -> None:
+            if left.is_set():
+                raise ClientGone
 
         budgets = [cores] if cores else sorted({min(budget, self.bank) for budget in (8, 16, 32, 64)})
-        photo = Image.fromarray(pixels)
-        return build_page([Photo("photo", photo)], [Backbone(self.name, self.model)], size=size, budgets=budgets)
+        photos, models = [Photo("photo", Image.fromarray(pixels))], [Backbone(self.name, self.model)]
+        return make_page(photos, models, size=size, budgets=budgets, between=between).html
 
     async def encode(self, hand: Hand, function: Callable[..., bytes], *arguments: Any) -> bytes:
         """Run an encoder of answers off the event loop."""
