@@ -77,3 +77,10 @@ def test_no_folder_imports_one_that_imports_it() -> None:
             rooms.setdefault(folder(name), set()).update(found)
     assert "training" in rooms["distill"]
     assert cycle(rooms) == []
+
+
+def test_probes_and_fine_tuning_share_the_tasks_and_not_each_other() -> None:
+    """Not even inside a function: what both need stands in tasks/ or below it."""
+    for room, other in (("finetune", "probes"), ("probes", "finetune"), ("tasks", "probes"), ("tasks", "finetune")):
+        for path in (PACKAGE / room).rglob("*.py"):
+            assert f"veca.{other}" not in path.read_text(encoding="utf-8"), path

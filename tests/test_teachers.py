@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from veca.errors import InputError
-from veca.teachers import Teacher, _how_to_get, load_teacher
+from veca.teachers import Teacher, how_to_get, load_teacher
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
@@ -100,6 +100,6 @@ def test_a_teacher_that_cannot_be_had_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         load_teacher(tmp_path)
     name = "facebook/dinov3-vits16-pretrain-lvd1689m"
-    line = _how_to_get(name, OSError("You are trying to access a gated repo.\nMake sure to have access to it"))
+    line = how_to_get(name, OSError("You are trying to access a gated repo.\nMake sure to have access to it"))
     assert f"accept its licence at https://huggingface.co/{name}, then `hf auth login`" in line
-    assert "hf download" in _how_to_get("someone/nothing", OSError("404 Client Error"))
+    assert "hf download" in how_to_get("someone/nothing", OSError("404 Client Error"))

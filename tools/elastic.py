@@ -3,11 +3,12 @@
     python tools/elastic.py --photos ../data/davis_frames --out results/elastic         # on a machine at rest
     python tools/elastic.py --photos ../data/large-0000.tar --sizes 448 896 --out results/elastic
 
-A size is the shorter side; photographs that have fewer pixels than that are left out, so all pixels are real. `cosine`
-is the mean over patches and photographs, `worst` that of the worst tenth of the photographs, `tokens` the mean number
-of patches and cores, `ms` the mean over photographs of the best of --rounds. "smaller" is the honest rival of patches:
-the photograph reduced to about as many tokens, its features brought back to the grid. A model that was not calibrated
-has no rows of auto.
+A size is the side of a square from the middle, of the photograph's shorter side; photographs that have fewer pixels
+are left out, so all pixels are real. `cosine` is the mean over patches and photographs, `worst` that of the worst tenth
+of the photographs, `tokens` the mean number of patches and cores, `ms` the mean over photographs of the best of
+--rounds. "smaller" is the honest rival of patches: the photograph reduced to about as many tokens, its features brought
+back to the grid. A model that was not calibrated has no rows of auto. The --teacher is only timed: its features are
+another network's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from veca.mixed import tokens_of
 from veca.model import Veca
 from veca.progress import progress
 from veca.tabulate import markdown
+from veca.teachers import Teacher, load_teacher
 
 PATCHES = (0.85, 0.7, 0.5, 0.35, 0.2)
 Item = TypeVar("Item")
@@ -69,6 +71,20 @@ def passes(model: Veca, tolerances: tuple[float, ...]) -> dict[tuple[str, str], 
     return found
 
 
+def middle(image: Tensor) -> Tensor:  # 1×3×H×W
+    side = min(image.shape[-2:])
+    top, left = ((length - side) // 2 for length in image.shape[-2:])
+    return image[..., top : top + side, left : left + side]
+
+
+def taught(teacher: Teacher) -> Pass:
+    def see(image: Tensor) -> tuple[Tensor, int]:
+        grid = (image.shape[-2] // teacher.patch_size, image.shape[-1] // teacher.patch_size)
+        return teacher(image, grid).patches[0], 1 + grid[0] * grid[1]
+
+    return see
+
+
 def spread(items: list[Item], count: int) -> list[Item]:
     """At most so many, evenly."""
     count = min(count, len(items))
@@ -76,8 +92,7 @@ def spread(items: list[Item], count: int) -> list[Item]:
 
 
 @torch.inference_mode()
-def measure(model: Veca, photos: list[Tensor], tolerances: tuple[float, ...], rounds: int, size: int) -> Rows:
-    ways = passes(model, tolerances)
+def measure(ways: dict[tuple[str, str], Pass], photos: list[Tensor], rounds: int, size: int) -> Rows:
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {way: [] for way in ways}
     for photo in progress(photos, f"{size} pixels", len(photos)):
         full = ways["full", ""](photo)[0]
@@ -100,8 +115,8 @@ def measure(model: Veca, photos: list[Tensor], tolerances: tuple[float, ...], ro
                 "knob": knob,
                 "setting": setting,
                 "photos": len(values),
-                "cosine": f"{sum(cosines) / len(cosines):.4f}",
-                "worst": f"{sum(worst) / len(worst):.4f}",
+                "cosine": "" if knob == "teacher" else f"{sum(cosines) / len(cosines):.4f}",
+                "worst": "" if knob == "teacher" else f"{sum(worst) / len(worst):.4f}",
                 "tokens": f"{sum(tokens) / len(tokens):.0f}",
                 "ms": f"{sum(times) / len(times):.1f}",
             }
@@ -112,18 +127,22 @@ def measure(model: Veca, photos: list[Tensor], tolerances: tuple[float, ...], ro
 def main(
     photos: tuple[str, ...],
     model: str = "veca-s14",
+    teacher: str = "",
     images: int = 40,
     sizes: tuple[int, ...] = (448,),
-    tolerances: tuple[float, ...] = (0.99, 0.98, 0.95),
+    tolerances: tuple[float, ...] = (0.99, 0.985, 0.98, 0.975, 0.97, 0.95),
     rounds: int = 3,
     out: Path = Path("results/elastic"),
 ) -> None:
     """Measure `images` photographs at each size, those that have its pixels among four times as many."""
     net, rows = veca.load(model), []
+    ways = passes(net, tolerances)
+    if teacher:
+        ways["teacher", ""] = taught(load_teacher(teacher))
     opened = [open_image(entry.read()) for entry in spread(find_entries(photos), 4 * images)]
     for size in sizes:
         if chosen := spread([photo for photo in opened if min(photo.size) >= size], images):
-            rows += measure(net, [net.preprocess(photo, size) for photo in chosen], tolerances, rounds, size)
+            rows += measure(ways, [middle(net.preprocess(photo, size)) for photo in chosen], rounds, size)
     if not rows:
         raise SystemExit("no photograph has so many pixels")
     write_csv(out / "elastic.csv", rows)

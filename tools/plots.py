@@ -310,21 +310,37 @@ def floors(numbers: Path, figure: Figure) -> None:
 
 
 def elastic(numbers: Path, figure: Figure) -> None:
-    """Cosine to the full pass over milliseconds, a line a knob: the mean, and the worst tenth."""
+    """What is kept over milliseconds, a line a knob: mIoU, and the cosine to the full pass."""
     rows = read_csv(numbers / "elastic.csv")
-    rows = [row for row in rows if row["size"] == rows[-1]["size"]]
-    titles = (("cosine", "Cosine to the full pass, mean"), ("worst", "Worst tenth of the photographs"))
-    for axes, (name, title) in zip(panels(figure, 2, 3.9), titles, strict=True):
-        for knob, label, style in (
-            ("patches", "fewer patches", {"color": OURS, "marker": "o"}),
-            ("smaller", "a smaller image", {"color": DENSE, "marker": "^", "ls": "--"}),
-            ("cores", "fewer cores", {"color": PLAIN, "marker": "s", "ls": ":"}),
-            ("auto", "auto", {"color": FEW, "marker": "D", "ls": "-."}),
-        ):
-            axes.plot(column(rows, "ms", knob=knob), column(rows, name, knob=knob), label=label, **style)
-        axes.plot(column(rows, "ms", knob="full"), [1.0], color="#1d262c", marker="*", ms=11, ls="", label="full")
-        axes.set(title=title, xlabel=f"milliseconds, {rows[0]['size']} pixels", xlim=(0, None))
-    words_below(figure, axes)
+    knobs: dict[str, tuple[str, dict[str, Any]]] = {
+        "patches": ("fewer patches", {"color": OURS, "marker": "o"}),
+        "smaller": ("a smaller image", {"color": DENSE, "marker": "^", "ls": "--"}),
+        "cores": ("fewer cores", {"color": PLAIN, "marker": "s", "ls": ":"}),
+        "auto": ("auto", {"color": FEW, "marker": "D", "ls": "-."}),
+    }
+    score, mean, worst = panels(figure, 3, 3.9)
+    side = rows[-1]["size"]
+    times = {(row["knob"], row["setting"]): float(row["ms"]) for row in rows if row["size"] == side}
+    shares = [float(setting) for knob, setting in times if knob == "patches"]
+    fewer, smaller = (read_csv(numbers / f"{name}-voc-{side}.csv") for name in ("elastic", "smaller"))
+    own = [(times["patches", row["patches"]], float(row["mIoU"])) for row in fewer if float(row["patches"]) < 1]
+    full = times["full", ""], next(float(row["mIoU"]) for row in fewer if float(row["patches"]) == 1)
+
+    def as_many(row: dict[str, str]) -> str:
+        tokens = (float(row["pixels"]) / float(side)) ** 2
+        return f"{min(shares, key=lambda share: abs(share - tokens)):g}"
+
+    rival = [(times["smaller", as_many(row)], float(row["mIoU"])) for row in smaller]
+    for knob, points in (("patches", own), ("smaller", rival)):
+        score.plot(*zip(full, *points, strict=True), label=knobs[knob][0], **knobs[knob][1])
+    score.set(title=f"voc-seg mIoU, {side}²", xlabel="milliseconds", xlim=(0, None))
+    last = [row for row in rows if row["size"] == rows[-1]["size"]]
+    for axes, name, title in ((mean, "cosine", "Cosine to the full pass"), (worst, "worst", "… of the worst tenth")):
+        for knob, (label, style) in knobs.items():
+            axes.plot(column(last, "ms", knob=knob), column(last, name, knob=knob), label=label, **style)
+        axes.plot(column(last, "ms", knob="full"), [1.0], color="#1d262c", marker="*", ms=11, ls="", label="full")
+        axes.set(title=f"{title}, {last[0]['size']}²", xlabel="milliseconds", xlim=(0, None))
+    words_below(figure, worst)
 
 
 PLOTS = {

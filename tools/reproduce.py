@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import tyro
 from plots import draw_all
 from sections import put_section
-from steps import STEPS, Step, read_csv, write_csv
+from steps import STEPS, Rows, Step, read_csv, write_csv
 
 from veca.bench.measure import machine
 from veca.errors import InputError
@@ -68,7 +68,7 @@ class Run:
     def prepare(self) -> None:
         if not self.quick:
             return
-        for page in (Path("docs/results.md"), Path("docs/numbers/commands.csv")):
+        for page in (*Path("docs").glob("*.md"), Path("docs/numbers/commands.csv")):
             write_text(self.docs / page.relative_to("docs"), page.read_text(encoding="utf-8"))
         if (self.settings.shared / "data").is_dir() and not self.shared.exists():
             cut(self.settings.shared, self.shared)
@@ -97,8 +97,8 @@ class Run:
         if uses_shared and not (self.shared / "data").is_dir():
             return f"the data and the teacher in {self.settings.shared}"
         for word in shlex.split(step.command):
-            if word.startswith("{data}") and not (folder := Path(self.fill(word, step))).is_dir():
-                return f"{folder} (CONTRIBUTING.md says how to lay it out)"
+            if word.startswith("{data}") and not (place := Path(self.fill(word, step))).exists():
+                return f"{place} (CONTRIBUTING.md says how to lay it out)"
         name = self.settings.model
         if "{model}" in step.command and name not in bundled_models() and not Path(name).exists():
             return f"the model {name}"
@@ -202,10 +202,10 @@ def perform(step: Step, run: Run) -> bool:
 
 
 def publish(step: Step, run: Run) -> None:
-    """The step's rows and its command into docs/numbers, its section on the page, and the plots drawn again."""
+    """The step's rows and its command into docs/numbers, its section on its page, and the plots drawn again."""
     assert step.rows is not None
-    about, numbers = machine(), run.docs / "numbers"
-    write_csv(numbers / f"{step.name}.csv", step.rows(run.out(step)))
+    about, numbers, rows = machine(), run.docs / "numbers", step.rows(run.out(step))
+    write_csv(numbers / f"{step.name}.csv", rows)
     threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     entry = {
         "step": step.name,
@@ -217,17 +217,30 @@ def publish(step: Step, run: Run) -> None:
     others = [row for row in read_csv(commands) if row["step"] != step.name] if commands.is_file() else []
     order = [known.name for known in STEPS]
     write_csv(commands, sorted([*others, entry], key=lambda row: order.index(row["step"])))
-    page = run.docs / "results.md"
-    if f"<!-- {step.name}:begin -->" in page.read_text(encoding="utf-8"):
-        put_section(page, step.name, section(entry))
+    for page in run.docs.glob("*.md"):
+        if f"<!-- {step.name}:begin -->" in page.read_text(encoding="utf-8"):
+            put_section(page, step.name, section(step, entry, rows))
     if not run.quick:  # a small version has too few rows to draw
         draw_all(numbers, run.docs / "images")
 
 
-def section(entry: dict[str, Any]) -> str:
-    """A step on the page: its command, where and when it ran, its rows."""
-    rows = f"[Rows](numbers/{entry['step']}.csv)"
-    return f"`{entry['command']}`; {entry['machine']}, {entry['date']}. {rows}."
+def section(step: Step, entry: dict[str, Any], rows: Rows) -> str:
+    """A step on its page: its command, where and when it ran, its rows, and a table of those that it shows."""
+    link = f"[Rows](numbers/{entry['step']}.csv)"
+    said = f"`{entry['command']}`; {entry['machine']}, {entry['date']}. {link}."
+    if not step.shown:
+        return said
+    means = [row for row in rows if row.get("sequence", "mean") == "mean"]
+    main, teacher = step.shown[0], not means[0].get("cores")
+    whole = float(means[0][main])  # 0 where a quick run has learned nothing
+    lines = [["model", "cores", *step.shown, *(["of teacher"] if teacher else [])]]
+    for row in means:
+        scores = [f"{float(row[metric]):.3f}" for metric in step.shown]
+        share = [f"{100 * float(row[main]) / whole:.1f} %" if whole else "–"] if teacher else []
+        name = "teacher" if teacher and row is means[0] else row["model"]
+        lines.append([name, row.get("cores") or "–", *scores, *share])
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join((said, "", head, "|" + "---|" * len(lines[0]), *body))
 
 
 def cut(shared: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """The steps of `make results` (tools/reproduce.py runs them): one command each, and the rows it leaves.
 
 To add one, add a `Step` to STEPS. Its rows go to docs/numbers/NAME.csv, its command and machine to
-docs/numbers/commands.csv; marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` in docs/results.md show both there.
+docs/numbers/commands.csv; marks `<!-- NAME:begin -->` and `<!-- NAME:end -->` on a page of docs/ show both there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Step:
     outputs: tuple[str, ...]  # what it leaves in {out}, or {docs}/…
     quick: str = ""  # arguments that make it short; the last of two equal flags holds
     rows: Callable[[Path], Rows] | None = None  # {out} → what it measured
+    shown: tuple[str, ...] = ()  # metrics that its page shows as a table, the first also as a share of the teacher's
 
 
 def bench_rows(out: Path) -> Rows:
@@ -150,9 +151,10 @@ def judge(name: str, words: str, minutes: float, quick: str) -> Step:
 
 def video(name: str, words: str, minutes: float) -> Step:
     command = f"veca probe video --data {{data}}/davis --size 336 --dtype bfloat16 {words} --out {{out}}"
-    return Step(name, command, minutes, ("sequences.csv",), "--size 56 --frames 3 --cores 8", sequence_rows)
+    return Step(name, command, minutes, ("sequences.csv",), "--size 56 --frames 3 --cores 8", sequence_rows, JF)
 
 
+JF = ("J&F", "J", "F")
 FAST = "--rounds 1 --seconds 1 --no-memory"
 TINY = "--model veca_tiny --sizes 64"
 PETS, VOC, NYU = (
@@ -164,13 +166,12 @@ BOTH = "--model {teacher} --model {model} --cores 8,16,32,64"
 ELASTIC = "--model {model} --cores 8,64 --dtype bfloat16"  # what a share costs, and what a stride gives
 UNTRAINED = "--model {results}/start/untrained --cores 64"  # what training had to improve on
 RANDOM = "--model random:veca_small --cores 64"  # what no training at all gives
-FEWER = "--patches 1,0.7,0.5,0.35,0.2"
 SHORT = "--size 112 --cores 8,64 --seeds 1"
 EPOCHS, STEPS_5 = f"{SHORT} --epochs 5", f"{SHORT} --steps 5"
 TUNED = "--layer-decay 0.8 --start-head {results}"
 
 CELLS = "python tools/cells.py --data {data}/underwater --model {model} --teacher {teacher}"
-FEWER_CELLS = FEWER.replace(",", " ")
+FEWER_CELLS = "--patches 1 0.7 0.5 0.35 0.2"
 FEW = "--sizes 448 --a-stretch 1"
 
 STEPS = (
@@ -287,20 +288,22 @@ STEPS = (
     Step(
         "probe-detect",
         "veca probe detect --data {data}/detect --model {teacher} --model {model} --cores 64 --size 252 --dtype auto "
-        "--steps 10000 --queries 50 --layers 2 --out {out}",
-        110,
+        "--steps 4000 --queries 50 --layers 2 --out {out}",
+        16,
         ("results.csv",),
         "--size 56 --steps 2 --queries 8",
         probe_rows,
+        ("mAP", "mAP50", "mAP75"),
     ),
     Step(
         "probe-masks",
         "veca probe masks --data {data}/masks/voc --model {teacher} --model {model} --cores 8,64 --size 224 "
         "--dtype auto --steps 700 --queries 32 --layers 2 --out {out}",
-        15,
+        8,
         ("results.csv",),
         "--size 56 --steps 2 --queries 8",
         probe_rows,
+        ("PQ", "mask_mAP", "mask_mAP50"),
     ),
     video("probe-davis", BOTH, 20),
     video("random-davis", RANDOM, 3),
@@ -350,27 +353,32 @@ STEPS = (
     Step("cells", f"{CELLS} --out {{out}}", 100, ("cells.csv",), FEW, own_rows("cells.csv")),
     Step("cells-time", f"{CELLS} --time --out {{out}}", 12, ("times.csv",), f"{FEW} --rounds 1", own_rows("times.csv")),
     Step("cells-patches", f"{CELLS} {FEWER_CELLS} --out {{out}}", 60, ("cells.csv",), FEW, own_rows("cells.csv")),
-    *(
+    *(  # fewer patches, and the rival: a smaller image of about as many
         judge(
-            f"elastic-voc-{size}",
-            f"probe segment {VOC} --model {{model}} --cores 64 --size {size} --seeds 1 {FEWER}",
+            name,
+            f"probe segment {VOC} --model {{model}} --cores 64 --seeds 1 {HALF} {flags}",
             minutes,
             "--size 112 --steps 5 --patches 1,0.5",
         )
-        for size, minutes in ((448, 40), (896, 160))
+        for name, flags, minutes in (
+            ("elastic-voc-448", "--size 448 --patches 1,0.5", 5),
+            ("smaller-voc-448", "--size 322", 2),
+            ("elastic-voc-896", "--size 896 --patches 1,0.5", 12),
+            ("smaller-voc-896", "--size 630", 5),
+        )
     ),
     Step(
         "calibrate",
         "veca calibrate {model} --photos {data}/large-0001.tar --out {out}/model",
-        20,
+        5,
         ("model/calibration.json",),
         "--size 56 --images 8",
     ),
     Step(
         "elastic",
-        "python tools/elastic.py --model {results}/calibrate/model --photos {data}/large-0000.tar --sizes 448 896 "
-        "--out {out}",
-        40,
+        "python tools/elastic.py --model {model} --teacher {teacher} --photos {data}/large-0000.tar --sizes 448 896 "
+        "--images 10 --out {out}",
+        25,
         ("elastic.csv",),
         "--sizes 112 --images 2 --rounds 1",
         own_rows("elastic.csv"),

@@ -39,7 +39,6 @@ WHY = {
     "test_model_forward_fx": FX,
     "test_model_backward_fx": FX,
     "test_model_forward_fx_torchscript": FX,
-    "test_model_backward[2-veca_s14]": "its rotation is off, so the places of its cores get no gradient",
 }
 CONFTEST = """
 import os
@@ -104,7 +103,7 @@ def summary(report: Path) -> int:
             passed[test].append(model)
             continue
         said = " ".join(problem.attrib.get("message", "").split())[:150]
-        known, skipped = WHY.get(test) or WHY.get(name), problem.tag == "skipped"
+        known, skipped = WHY.get(test), problem.tag == "skipped"
         unexplained += not skipped and known is None
         why = said if skipped else f"{said}\n         {known or 'NO REASON KNOWN'}"
         others["skipped" if skipped else "failed", test, why].append(model)

@@ -38,6 +38,7 @@ from veca.parallel import Patches, Together
 from veca.rope import Rotation
 from veca.streaming import (
     Report,
+    band_of,
     check_sink,
     checked,
     collector,
@@ -339,7 +340,7 @@ def scan(
             grid = grid_of(model, strips)
             inside = None if where is None else mask_of(where, grid, strips)
             chosen = choose(grid, share, inside)
-            mine = ranks.part(chosen, grid[1])
+            mine = ranks.part(chosen, grid[1], band_of(out, grid, ranks))
             cells, count = None, len(mine)
             if patches is not None and (spent := mixed.tokens_of(grid, float(patches))) < grid[0] * grid[1]:
                 cells, count = choose_in_strips(model, strips, grid, float(patches), tile), spent

@@ -109,7 +109,7 @@ def load_teacher(source: str | Path, device: str | torch.device = "cpu", dtype: 
             config = transformers.AutoConfig.from_pretrained(name)
             model = transformers.AutoModel.from_pretrained(name, config=vision_part(config), dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:  # a download that broke off, too
-        raise InputError(_how_to_get(name, error)) from error
+        raise InputError(how_to_get(name, error)) from error
     return Teacher(model.to(device), name)
 
 
@@ -118,7 +118,7 @@ def vision_part(config: Any) -> Any:
     return getattr(config, "vision_config", config)
 
 
-def _how_to_get(name: str, error: Exception) -> str:
+def how_to_get(name: str, error: Exception) -> str:
     text = str(error)
     reason = " ".join(text.split())[:160]
     if "gated" in text.lower() or "401" in text or "403" in text:

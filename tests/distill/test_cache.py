@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from distill.runs import make_photos, make_teacher, tiny_settings
-from veca.distill.cache import TeacherCache, _open, shard_path
+from veca.distill.cache import TeacherCache, open_shard, shard_path
 from veca.distill.data import Key, read_view
 from veca.distill.engine import train
 from veca.distill.sources import index_images
@@ -83,7 +83,7 @@ def test_a_missing_shard_is_made_again_and_a_damaged_one_is_named(root: Path, ca
     train(tiny_settings(root, tmp_path / "other", views=1, cache_teacher=other, steps=1))
     shard_path(other, 28, 0, 0).unlink()
     shard_path(other, 28, 0, 0).write_bytes(content[: len(content) // 3])
-    _open.cache_clear()  # as a new process would begin
+    open_shard.cache_clear()  # as a new process would begin
     with pytest.raises(InputError, match=r"shard-00000.safetensors is damaged: remove it"):
         train(tiny_settings(root, tmp_path / "again", views=1, cache_teacher=other, steps=1))
     with pytest.raises(InputError, match=r"shard-00000.safetensors is missing: every rank must see --cache-teacher"):

@@ -9,7 +9,7 @@ import torch
 
 from distill.runs import tiny_settings
 from veca.augment import augment
-from veca.distill.data import Batch, Key, Plan, Views, loader
+from veca.distill.data import Batch, Key, Plan, Views, loaded
 from veca.distill.sources import TrainingImages, index_images
 from veca.images import open_image, resize_short_side, to_tensor
 from veca.training.schedule import random_at
@@ -75,7 +75,7 @@ def test_without_trivial_augment_a_view_is_crop_and_flip_only(images: TrainingIm
 def test_workers_change_nothing(root: Path, images: TrainingImages) -> None:
     plan = keys(root)
     views = Views(images, augment_seed=0)
-    batches: list[list[Batch]] = [list(loader(views, plan, workers, pin=False)) for workers in (0, 2)]  # type: ignore[arg-type]
+    batches: list[list[Batch]] = [list(loaded(views, plan, workers, pin=False)) for workers in (0, 2)]
     for alone, shared in zip(*batches, strict=True):
         assert torch.equal(alone.images, shared.images)
         assert alone.numbers == shared.numbers

@@ -13,6 +13,7 @@ from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
 import veca
 from distill.runs import tiny_settings
+from veca.auto import Calibration, Line
 from veca.backbones import load_backbone
 from veca.distill.engine import train
 from veca.distill.settings import Distillation
@@ -82,6 +83,8 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert "NorMuon    new" in said
     model = veca.load(tmp_path / "one" / "best")
     assert model.config.out_width == 48
+    model.calibration = Calibration((Line(64, 1.0, 1.0, 0.0),), 32, 10)
+    model.save(tmp_path / "one" / "best")
     train(paper_settings(root, dinov3, tmp_path / "two", "stage2", init=str(tmp_path / "one"), steps=4, warmup_steps=1,
                          resolutions=(32,), resolution_weights=(1,), late_from=0.5, late_resolutions=(48,),
                          late_resolution_weights=(1,), val=photos, val_images=4, val_budgets=(8, 64), val_every=2,
@@ -91,6 +94,7 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert {size: set(row) for size, row in grid.items()} == {"32": {"8", "64"}, "48": {"8", "64"}}
     moved = tensors(tmp_path / "two")["bank.tokens"] - tensors(tmp_path / "one", "best")["bank.tokens"]
     assert 0 < moved.abs().max() < 0.1
+    assert veca.load(tmp_path / "two" / "last").calibration is None  # it was of other weights
     card, first = veca.load(tmp_path / "two" / "last").card, model.card
     assert card["before"] == f"{first['views']:,} views, {first['recipe']}"
     assert card["views_before"] == first["views"] > 0

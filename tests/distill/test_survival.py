@@ -80,6 +80,26 @@ def test_a_signal_to_the_whole_group_saves_too(root: Path, tmp_path: Path) -> No
     assert len(list((settings.out / "checkpoints").glob("step-*.pt"))) == 1
 
 
+def test_a_run_that_cannot_save_ends_with_its_workers(root: Path, tmp_path: Path) -> None:
+    """They take no notice of the SIGTERM that a process sends its children at its end: it would wait for minutes."""
+    settings = tiny_settings(root, tmp_path / "run", steps=500, workers=1, checkpoint_minutes=60)
+    process = start(settings, delay=0.05)
+    wait_for_step(settings.out, 2, process)
+    shutil.rmtree(settings.out)
+    settings.out.write_text("something else")
+    os.kill(process.pid or 0, signal.SIGTERM)
+    assert wait(process, 60) == 2
+
+
+def test_a_run_whose_worker_dies_ends_with_the_others(root: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(root, tmp_path / "run", steps=500, workers=2)
+    process = start(settings, delay=0.05)
+    wait_for_step(settings.out, 2, process)
+    first, *_ = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+    assert wait(process, 60) in (1, 2)  # PyTorch raises its error in the middle of whatever runs
+
+
 def test_a_worker_outlives_a_signal_longer_than_any_step() -> None:
     """The trainer may need its batch for a validation of a minute yet."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)}

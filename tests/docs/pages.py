@@ -36,6 +36,7 @@ NOT_RUN_PYTHON = {
     "import ray": "tests/extract/test_cluster.py has a real Ray",
     "from ray import serve": "the same",
     "import daft": "not among our dependencies; run by hand",
+    "from pyspark.sql import": "the same, and needs Java",
     "import timm": "timm needs torchvision, which cannot be installed beside the CPU build of PyTorch",
     "whole = DepthAnythingForDepthEstimation": "fetches from the hub; the next lines get a small one",
     "dist.init_process_group()": "torchrun tells it the ranks; the page gets a group of one",

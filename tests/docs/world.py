@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import veca
+from veca.auto import Calibration, Line
 
 ROOT = Path(__file__).parents[2]
 SIDE = 28  # pixels of the images that the commands look at: two by two patches of 14
@@ -57,7 +58,9 @@ def build(top: Path) -> Path:
     teacher(main / "teacher")
     teacher(main / "teacher/dav2-small-encoder")
     dinov3(main / "dinov3")
-    converted(12).save(main / "veca-s14")
+    bundled = converted(12)
+    bundled.calibration = Calibration((Line(bundled.config.bank, 1.0, 1.0, 0.0), Line(8, 0.5, 0.99, 0.1)), SIDE, 10)
+    bundled.save(main / "veca-s14")
     (top / "bundled").mkdir()
     (top / "bundled/veca-s14").symlink_to(main / "veca-s14")
     converted(2).save(main / "models/mine")

@@ -50,7 +50,7 @@ class TeacherCache:
         path = shard_path(self.folder, key.size, key.view, key.number // SHARD)
         row = key.number % SHARD
         try:
-            file = _open(path)
+            file = open_shard(path)
             valid, *features = (file.get_slice(name)[row : row + 1][0] for name in names)
         except FileNotFoundError as error:
             raise InputError(f"{path} is missing: every rank must see --cache-teacher, shared or as a copy") from error
@@ -60,7 +60,7 @@ class TeacherCache:
 
 
 @functools.lru_cache(maxsize=512)
-def _open(path: Path) -> Any:
+def open_shard(path: Path) -> Any:
     return safe_open(path, framework="pt")
 
 
@@ -204,5 +204,5 @@ def prepare_cache(
             left = (time.monotonic() - began) / (number + 1) * (len(missing) - number - 1)
             ranks.say(f"caching the teacher: {number + 1}/{len(missing)} shards, {left / 60:.1f} min left")
     ranks.wait()
-    _open.cache_clear()  # what this process read before may have been replaced
+    open_shard.cache_clear()  # what this process read before may have been replaced
     return TeacherCache(folder, sizes, settings.wants_layers)

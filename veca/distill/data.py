@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -151,10 +151,17 @@ class Plan(Sampler[list[Key]]):
         return (self.total - self.start) * self.settings.accumulate
 
 
-def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers: int, pin: bool) -> DataLoader[Item]:
-    return DataLoader(
+def loaded(
+    views: Views, keys: Sampler[list[Key]] | list[list[Key]], workers: int, pin: bool
+) -> Generator[Batch, None, None]:
+    """The batches that the keys name; its workers end when it is closed, or fails.
+
+    Only the generator itself holds DataLoader's iterator, and no error that leaves it does: workers left until the
+    process ends would be asked to by SIGTERM, which is nothing to them.
+    """
+    batches: DataLoader[Any] = DataLoader(
         views,
-        batch_sampler=batches,  # it yields keys, which Views understands
+        batch_sampler=keys,  # which Views understands
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin,
@@ -163,15 +170,17 @@ def loader(views: Views, batches: Sampler[list[Key]] | list[list[Key]], workers:
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         prefetch_factor=4 if workers else None,
     )
-
-
-def next_batch(batches: Iterator[Any]) -> Batch | None:
-    """The next batch, or None; an error of a worker without the worker's traceback, which is none of the user's."""
     try:
-        batch: Batch | None = next(batches, None)
-        return batch
-    except InputError as error:
-        raise InputError(str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")) from None
+        yield from batches
+        return
+    except InputError as error:  # of a worker, with its traceback, which is none of the user's
+        problem = str(error).strip().splitlines()[-1].removeprefix("veca.errors.InputError: ")
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        problem = "a process that reads images died, most likely for want of memory: run the same command again to "
+        problem += "continue, with fewer --workers"
+    raise InputError(problem)
 
 
 def leave_signals_to_the_trainer(_: int) -> None:

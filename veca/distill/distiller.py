@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from veca.distill.data import Batch, Plan, next_batch
+from veca.distill.data import Batch, Plan
 from veca.distill.losses import Loss, Standards
 from veca.distill.settings import Distillation
 from veca.distill.sources import TrainingImages
@@ -43,7 +43,7 @@ class Distiller:
     def __init__(
         self, settings: Distillation, length: Length, model: Veca, optimisers: list[torch.optim.Optimizer],
         progress: dict[str, Any], constants: dict[str, Any], *, images: TrainingImages, teaching: Teaching,
-        ranks: Ranks, stop: StopSignal, plan: Plan, batches: Iterator[Any], validation: Validation | None,
+        ranks: Ranks, stop: StopSignal, plan: Plan, batches: Iterator[Batch], validation: Validation | None,
         measured: Standards | None, records: Records,
     ) -> None:  # fmt: skip
         self.settings, self.length, self.model, self.optimisers = settings, length, model, optimisers
@@ -208,10 +208,9 @@ class Meter:
         self.sums: torch.Tensor | None = None
         self.steps, self.passes, self.waited, self.began = 0, 0, 0.0, time.monotonic()
 
-    def wait(self, batches: Iterator[Any]) -> Batch:
+    def wait(self, batches: Iterator[Batch]) -> Batch:
         began = time.monotonic()
-        batch = next_batch(batches)
-        assert batch is not None
+        batch = next(batches)
         self.waited += time.monotonic() - began
         return batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from veca.devices import fast_bfloat16
 from veca.distill.cache import prepare_cache
 from veca.distill.card import run_card
 from veca.distill.curves import plot
-from veca.distill.data import Key, Plan, Views, collate, loader
+from veca.distill.data import Key, Plan, Views, collate, loaded
 from veca.distill.distiller import Distiller, Length
 from veca.distill.settings import Distillation, differences
 from veca.distill.sources import TrainingImages, index_images
@@ -126,23 +126,23 @@ def run(settings: Distillation, ranks: Ranks) -> None:
         plan = Plan(settings, images.groups, total=length.total, start=start, batch=length.batch, rank=ranks.rank,
                     ranks=ranks.count)  # fmt: skip
         views = Views(images, settings.augment_seed, cache, settings.trivial_augment)
+        batches = loaded(views, plan, settings.workers, pin=device.type == "cuda")
         records = Records(out, total=length.total, start=start, active=ranks.first)
-        distiller = Distiller(
-            settings, length, model, optimisers, progress,
-            {"standards": statistics, "identity": identity, "step_images": length.step_images},
-            images=images, teaching=teaching, ranks=ranks, stop=stop, plan=plan,
-            batches=iter(loader(views, plan, settings.workers, pin=device.type == "cuda")), validation=validation,
-            measured=standards_from_dict(statistics, device) if statistics else None, records=records,
-        )  # fmt: skip
-        if saved is not None and distiller.average is not None:
-            distiller.average.load_state_dict(saved["average"])
-        pace = Pace(
-            length.total, settings.log_every, settings.val_every or max(1, round(length.epoch)),
-            settings.checkpoint_minutes, settings.stop_at, settings.clip, settings.max_nonfinite,
-        )  # fmt: skip
-        Loop(distiller, out, ranks, stop, records, checkpoints, pace).run()
-        del distiller.batches  # workers end here, not when someone cleans up
-        records.close()
+        with closing(batches), closing(records):
+            distiller = Distiller(
+                settings, length, model, optimisers, progress,
+                {"standards": statistics, "identity": identity, "step_images": length.step_images},
+                images=images, teaching=teaching, ranks=ranks, stop=stop, plan=plan, batches=batches,
+                validation=validation, measured=standards_from_dict(statistics, device) if statistics else None,
+                records=records,
+            )  # fmt: skip
+            if saved is not None and distiller.average is not None:
+                distiller.average.load_state_dict(saved["average"])
+            pace = Pace(
+                length.total, settings.log_every, settings.val_every or max(1, round(length.epoch)),
+                settings.checkpoint_minutes, settings.stop_at, settings.clip, settings.max_nonfinite,
+            )  # fmt: skip
+            Loop(distiller, out, ranks, stop, records, checkpoints, pace).run()
         if ranks.first:
             show(out, progress)
 

@@ -38,6 +38,7 @@ def build_student(
         chosen["rope_zero_fraction"] = settings.rope_zero_fraction
     if settings.init not in ("patch-embedding", "teacher", "fresh"):
         model = load(_model_folder(settings.init))
+        model.calibration = None  # of weights that will be others
         report = Report(copied=[name for name, _ in model.named_parameters()], notes=[f"all from {settings.init}"])
         if model.config.feature_width != teacher.width:
             raise InputError(

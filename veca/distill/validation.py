@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from veca.distill.data import Key, Views, loader, next_batch
+from veca.distill.data import Key, Views, loaded
 from veca.distill.losses import Standards, distillation_loss
 from veca.distill.sources import TrainingImages
 from veca.distill.teaching import Teaching
@@ -57,31 +58,31 @@ class Validation:
             direction = torch.zeros(self.teaching.teacher.width, dtype=torch.float64)
             images, patches = 0, 0
             keys = [[Key(number, -1, size) for number in part] for part in self.batches]
-            batches = iter(loader(self.views, keys, min(self.workers, len(keys)), pin=False))
-            for number in range(self.rounds):
-                if stopped():  # asked as often on every rank
-                    model.train(was_training)
-                    return None
-                batch = next_batch(batches)
-                if batch is None:  # the last round has no batch for some ranks
-                    continue
-                pixels = batch.images.to(device)
-                target = self.teach(number, size, pixels)
-                seen_by_model = pixels.to(model.patch_embed.proj.weight.dtype)
-                for row, budget in enumerate(self.budgets):
-                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
-                        if share == 1:
-                            out = model(seen_by_model, cores=budget)
-                        else:
-                            out = scanned(model, seen_by_model, budget, share)
-                    loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
-                    raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
-                    values = [*loss[:4], raw.global_cosine, raw.dense_cosine]
-                    totals[row] += torch.stack(values).cpu().double() * len(pixels)
-                seen = target.patches if standards is None else standards.patches(target.patches)
-                direction += functional.normalize(seen, dim=-1).cpu().double().sum((0, 1))
-                images += len(pixels)
-                patches += seen.shape[0] * seen.shape[1]
+            with closing(loaded(self.views, keys, min(self.workers, len(keys)), pin=False)) as batches:
+                for number in range(self.rounds):
+                    if stopped():  # asked as often on every rank
+                        model.train(was_training)
+                        return None
+                    batch = next(batches, None)
+                    if batch is None:  # the last round has no batch for some ranks
+                        continue
+                    pixels = batch.images.to(device)
+                    target = self.teach(number, size, pixels)
+                    seen_by_model = pixels.to(model.patch_embed.proj.weight.dtype)
+                    for row, budget in enumerate(self.budgets):
+                        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.teaching.bfloat16):
+                            if share == 1:
+                                out = model(seen_by_model, cores=budget)
+                            else:
+                                out = scanned(model, seen_by_model, budget, share)
+                        loss = distillation_loss(out.cls, out.patches, target.cls, target.patches, standards)
+                        raw = distillation_loss(out.cls, out.patches, target.cls, target.patches)
+                        values = [*loss[:4], raw.global_cosine, raw.dense_cosine]
+                        totals[row] += torch.stack(values).cpu().double() * len(pixels)
+                    seen = target.patches if standards is None else standards.patches(target.patches)
+                    direction += functional.normalize(seen, dim=-1).cpu().double().sum((0, 1))
+                    images += len(pixels)
+                    patches += seen.shape[0] * seen.shape[1]
             counts = self.ranks.sum(torch.tensor([images, patches], dtype=torch.float64)).cpu()
             means = (self.ranks.sum(totals).cpu() / counts[0]).tolist()
             grid[str(size)] = {
