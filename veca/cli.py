@@ -5,6 +5,7 @@ veca features photos/ --out features/        veca --help
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import importlib
@@ -16,7 +17,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from veca.errors import InputError
 
@@ -151,5 +152,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def run() -> NoReturn:
+    """The whole process. A rank of `torchrun` leaves at once when its work is done and its files are whole.
+
+    Taken down in order, gloo's threads now and then end the interpreter by an abort, and torchrun then calls the job
+    failed and stops the other ranks.
+    """
+    status = main()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
