@@ -377,7 +377,7 @@ STEPS = (
     Step(
         "elastic",
         "python tools/elastic.py --model {model} --teacher {teacher} --photos {data}/large-0000.tar --sizes 448 896 "
-        "--images 10 --out {out}",
+        "--images 6 --out {out}",
         25,
         ("elastic.csv",),
         "--sizes 112 --images 2 --rounds 1",
