@@ -335,7 +335,7 @@ def elastic(numbers: Path, figure: Figure) -> None:
         score.plot(*zip(full, *points, strict=True), label=knobs[knob][0], **knobs[knob][1])
     score.set(title=f"voc-seg mIoU, {side}²", xlabel="milliseconds", xlim=(0, None))
     last = [row for row in rows if row["size"] == rows[-1]["size"]]
-    for axes, name, title in ((mean, "cosine", "Cosine to the full pass"), (worst, "worst", "… of the worst tenth")):
+    for axes, name, title in ((mean, "cosine", "Cosine"), (worst, "worst", "Worst tenth")):
         for knob, (label, style) in knobs.items():
             axes.plot(column(last, "ms", knob=knob), column(last, name, knob=knob), label=label, **style)
         axes.plot(column(last, "ms", knob="full"), [1.0], color="#1d262c", marker="*", ms=11, ls="", label="full")
