@@ -7,6 +7,7 @@
 | `caltech/` | MachineLearning2020/Homework2-Caltech101 | 102 folders: 15 photographs each to look among, 10 to judge |
 | `underwater/` | xieyifang0508/fasterrcnn, `VOC2007` | the 679 of 3840×2160 pixels, and their boxes |
 | `davis_frames/` | MathLee/EOR-VOS | the middle frame of each of DAVIS 2016's 20 sequences, 854×480 |
+| `everyday/` | jigsawpieces/dog-api-images | photographs of people's dogs, at least 896 pixels on the short side |
 
 A folder that is there already is left alone. Everything stays outside the checkout.
 """
@@ -14,16 +15,20 @@ A folder that is there already is left alone. Everything stays outside the check
 from __future__ import annotations
 
 import argparse
+import io
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from photos import Part, files, read
+from PIL import Image
 
 from veca.files import whole_folder
 
 AMONG, JUDGED = 15, 10  # photographs a kind
+SHORTEST = 896  # pixels
 
 
 def caltech(mirror: Path, out: Path) -> None:
@@ -55,6 +60,13 @@ def davis_frames(mirror: Path, out: Path) -> None:
     place(out, ((f"{name}.jpg", items[len(items) // 2]) for name, items in sequences.items()))
 
 
+def everyday(mirror: Path, out: Path) -> None:
+    photos = files(mirror, Part("jigsawpieces+dog-api-images", "", ".jpg", False))
+    own = [item for item in photos if not re.match(r"n0\d{7}_", Path(item[2]).name)]  # the others are of ImageNet
+    large = {path for path, _, content in read(own) if min(Image.open(io.BytesIO(content)).size) >= SHORTEST}
+    place(out, ((item[2].replace("/", "-"), item) for item in own if item[2] in large))
+
+
 def place(out: Path, wanted: Iterable[tuple[str, tuple[Path, str, str, bool]]]) -> None:
     names = {item[2]: (name, item) for name, item in wanted}
     with whole_folder(out) as folder:
@@ -68,9 +80,9 @@ def place(out: Path, wanted: Iterable[tuple[str, tuple[Path, str, str, bool]]]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, required=True, help="where the fetched repositories lie")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the three, outside the checkout")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the four, outside the checkout")
     settings = parser.parse_args()
-    for lay_out in (caltech, underwater, davis_frames):
+    for lay_out in (caltech, underwater, davis_frames, everyday):
         target = settings.out / lay_out.__name__
         if target.exists():
             print(f"{target}: there already")
