@@ -83,7 +83,7 @@ def test_both_stages_of_the_paper(root: Path, dinov3: Path, tmp_path: Path, caps
     assert "NorMuon    new" in said
     model = veca.load(tmp_path / "one" / "best")
     assert model.config.out_width == 48
-    model.calibration = Calibration((Line(64, 1.0, 1.0, 0.0),), 32, 10)
+    model.calibration = Calibration((Line(32, 64, 1.0, 1.0, 0.0),), 10)
     model.save(tmp_path / "one" / "best")
     train(paper_settings(root, dinov3, tmp_path / "two", "stage2", init=str(tmp_path / "one"), steps=4, warmup_steps=1,
                          resolutions=(32,), resolution_weights=(1,), late_from=0.5, late_resolutions=(48,),

@@ -96,6 +96,21 @@ def test_budgets_fit_the_view(root: Path, tmp_path: Path) -> None:
     assert 70 < sum(share == 1 for share in shares) < 130
 
 
+def test_apart_every_part_of_a_step_draws_its_own_evenly(root: Path, tmp_path: Path) -> None:
+    plain = {"budgets": (2, 4, 8), "budget_weights": (2, 1, 1), "read_share": 0.125, "mixed": 0.3, "accumulate": 4}
+    together, apart = (tiny_settings(root, tmp_path, **plain, apart=apart) for apart in (False, True))
+    for step in range(20):
+        assert len({together.budget_at(step, 64, part, 8) for part in range(8)}) == 1
+        drawn = [apart.budget_at(step, 64, part, 8) for part in range(8)]
+        assert sorted(drawn) == [2, 2, 2, 2, 4, 4, 8, 8]  # as the weights say, in every step
+        for at in (apart.read_at, apart.mixed_at):
+            shares = [at(step, part) for part in range(4)]
+            assert 1 <= sum(share < 1 for share in shares) <= 2
+            assert len(set(shares)) >= 2
+    orders = {tuple(apart.budget_at(step, 64, part, 8) for part in range(8)) for step in range(20)}
+    assert len(orders) > 10
+
+
 def test_what_is_kept_is_the_average(root: Path, tmp_path: Path) -> None:
     changes = {"lr": 1e-2, "steps": 4, "forcing": 0.0, "fading": 0.0, "read_share": 0.5, "bank": 80, "gram": 1.0}
     averaged = tiny_settings(root, tmp_path / "averaged", average=0.5, **changes)

@@ -87,12 +87,14 @@ class Distiller:
 
     def backward(self, step: int) -> bool:
         settings, total, device = self.settings, self.length.total, self.ranks.device
-        self.budget = settings.budget_at(step, (self.plan.resolution(step) // self.model.config.patch_size) ** 2)
+        patches = (self.plan.resolution(step) // self.model.config.patch_size) ** 2
+        parts = settings.accumulate * self.ranks.count
         forced = settings.forced_at(step, total)
         hints = settings.hints if step < settings.hints_until * total else 0.0
         losses: list[Loss] = []
         unreadable: list[str] = []
         for micro in range(settings.accumulate):
+            self.budget = settings.budget_at(step, patches, micro * self.ranks.count + self.ranks.rank, parts)
             self.batch = batch = self.meter.wait(self.batches)
             unreadable += batch.unreadable
             pixels = batch.images.to(device, non_blocking=True)
@@ -106,8 +108,9 @@ class Distiller:
                 # The shift and scale of positions is drawn by the model: one draw a step, on every rank.
                 torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))
                 loss: Loss = self.student(pixels, self.budget, target, self.standards, hints, self.hint_standard,
-                                          forced, settings.patch_share, settings.read_at(step),
-                                          settings.gram, settings.mixed_at(step))  # fmt: skip
+                                          forced, settings.patch_share, settings.read_at(step, micro),
+                                          settings.gram, settings.mixed_at(step, micro),
+                                          settings.global_weight)  # fmt: skip
                 torch.autograd.backward(loss.total / settings.accumulate)
             losses.append(Loss(*(value.detach() for value in loss)))
         self.note_unreadable(unreadable)

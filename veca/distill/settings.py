@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from bisect import bisect
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 from veca.errors import InputError
-from veca.training.schedule import choose, random_at
+from veca.training.schedule import random_at
 
 BUDGETS = (8, 16, 24, 32, 40, 48, 56, 64)
 
@@ -87,6 +89,9 @@ class Distillation:
     """Numbers of cores, one drawn per step; more than half as many as a view has patches are left to larger views."""
     budget_weights: tuple[float, ...] = (1, 1, 2, 2, 3, 3, 4, 4)
     """How often each is drawn."""
+    apart: bool = False
+    """Every backward pass of a step, on every rank, has its own cores, and every one of --accumulate its own share and
+    scale, spread evenly over what may be drawn: one draw for a whole step pulls steps to and fro."""
     resolutions: tuple[int, ...] = (256,)
     """Crop sizes, one drawn per step."""
     resolution_weights: tuple[float, ...] = (1,)
@@ -102,6 +107,8 @@ class Distillation:
     """See both sides of the loss through the teacher's mean and deviation per channel."""
     standardise_images: int = 256
     """Images from which these are estimated."""
+    global_weight: float = 1.0
+    """Weight of the loss on the global feature."""
     hints: float = 0.0
     """Weight of the loss on every layer's patches (needs the teacher's depth and width)."""
     hints_until: float = 1.0
@@ -185,7 +192,7 @@ class Distillation:
         for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
         for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "gram",
-                     "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
+                     "global_weight", "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
                      "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"
@@ -213,23 +220,38 @@ class Distillation:
             return 1.0
         return 1 - past / self.fading if past < self.fading else 0.0
 
-    def budget_at(self, step: int, patches: int) -> int:
-        """The cores of a step whose views have so many patches."""
+    def draw_at(self, what: str, step: int, part: int = 0, parts: int = 1) -> float:
+        """A number from 0 to 1 for one of the parts of a step: the same for all, or with `apart` one from each of as
+        many equal stretches, in random order.
+        """
+        generator = random_at(self.seed, what, step)
+        if not self.apart:
+            return generator.random()
+        order = generator.sample(range(parts), parts)
+        return (order[part] + random_at(self.seed, what, step, part).random()) / parts
+
+    def budget_at(self, step: int, patches: int, part: int = 0, parts: int = 1) -> int:
+        """The cores of a part of a step whose views have so many patches."""
         fitting = [
             (budget, weight)
             for budget, weight in zip(self.budgets, self.budget_weights, strict=False)
             if 2 * budget <= patches and weight
         ]
-        budgets, weights = zip(*fitting, strict=True) if fitting else ((min(self.budgets),), (1.0,))
-        return choose(budgets, weights, self.seed, "budget", step)
+        if not fitting:
+            return min(self.budgets)
+        below = list(accumulate(weight for _, weight in fitting))
+        place = bisect(below, self.draw_at("budget", step, part, parts) * below[-1])
+        return fitting[min(place, len(fitting) - 1)][0]
 
-    def read_at(self, step: int) -> float:
-        """The share of the patches that the cores read: all, or in every second step less."""
-        return float(self.read_share ** max(0.0, random_at(self.seed, "read", step).uniform(-1, 1)))
+    def read_at(self, step: int, part: int = 0) -> float:
+        """The share of the patches that the cores read: all, or in every second pass less."""
+        drawn = self.draw_at("read", step, part, self.accumulate)
+        return float(self.read_share ** max(0.0, 2 * drawn - 1))
 
-    def mixed_at(self, step: int) -> float:
-        """The share of the patches that the student spends: all, or in every third step less, at mixed scale."""
-        return float(self.mixed ** max(0.0, random_at(self.seed, "mixed", step).uniform(-2, 1)))
+    def mixed_at(self, step: int, part: int = 0) -> float:
+        """The share of the patches that the student spends: all, or in every third pass less, at mixed scale."""
+        drawn = self.draw_at("mixed", step, part, self.accumulate)
+        return float(self.mixed ** max(0.0, 3 * drawn - 2))
 
     def whole_patches(self, patch: int) -> Distillation:
         """The same with every crop size rounded to whole patches: so a recipe's sizes fit any teacher."""
