@@ -311,7 +311,7 @@ def floors(numbers: Path, figure: Figure) -> None:
 
 def elastic(numbers: Path, figure: Figure) -> None:
     """What is kept over milliseconds, a line a knob: mIoU, and the cosine to the full pass."""
-    rows = read_csv(numbers / "elastic.csv")
+    rows = [row for row in read_csv(numbers / "elastic.csv") if not row.get("reaches")]
     knobs: dict[str, tuple[str, dict[str, Any]]] = {
         "patches": ("fewer patches", {"color": OURS, "marker": "o"}),
         "smaller": ("a smaller image", {"color": DENSE, "marker": "^", "ls": "--"}),

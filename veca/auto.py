@@ -1,9 +1,10 @@
 """A budget that chooses itself: `model(images, cores="auto", patches="auto", tolerance=0.98)`.
 
-For a ladder of settings, `veca calibrate` has measured on photographs how near the dense features stay to the full pass
-(all cores, all patches), and fitted that cosine as a falling line over one signal that costs next to nothing: how much
-of an image's pixels the cells of that share lose. A line is lowered until only a quarter of the photographs lie below.
-An image gets the setting with the fewest tokens whose line is still above the tolerance.
+For a ladder of settings, `veca calibrate` has measured on photographs how near the dense features stay to the full
+pass (all cores, all patches), and fitted that cosine as a line that falls with the logarithm of one signal that costs
+next to nothing: how much of an image's pixels the cells of that share lose. A line is lowered until only a quarter of
+the photographs lie below. Between two shares, and between two sizes, lies what lies between their lines. An image gets
+the setting with the fewest tokens that is still expected above the tolerance.
 
 What the first layers' cores say was tried as a signal, too: it costs two layers of twelve and tells less
 (rank correlation with the cosine 0.2 to 0.4, of the pixels lost 0.6 to 0.7).
@@ -12,16 +13,18 @@ What the first layers' cores say was tried as a signal, too: it costs two layers
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from veca.errors import InputError, check_share
 from veca.files import read_json
-from veca.mixed import LARGER, detail, halved, refined, tokens_of
+from veca.mixed import LARGER, detail, split_order, splits_of, tokens_of
 
 if TYPE_CHECKING:
     from veca.model import Veca, VecaOutput
@@ -29,66 +32,104 @@ if TYPE_CHECKING:
 NAME = "calibration.json"  # in the model folder
 AUTO = "auto"
 LONGEST = 1_000_000  # bytes of such a file
+LITTLE = 0.005  # of the pixels lost: below it, less hardly matters
+STEP = 0.005  # between shares
 
 
 class Line(NamedTuple):
     """What is known of one setting."""
 
+    size: int
+    """of the photographs, pixels of the shorter side"""
     cores: int
     patches: float
     cosine: float
     """to the full pass, of an image that loses nothing"""
     slope: float
-    """how much less, for every unit of pixels lost (`Busy.lost`)"""
+    """how much less, by the logarithm of the pixels lost (`signal`)"""
 
     def at(self, lost: float) -> float:
-        return self.cosine - self.slope * lost
+        return self.cosine - self.slope * signal(lost)
+
+
+def signal(lost: float) -> float:
+    """Of pixels lost (`Busy.lost`): 0 for nothing, then as its logarithm."""
+    return math.log1p(lost / LITTLE)
 
 
 class Calibration(NamedTuple):
     lines: tuple[Line, ...]
-    size: int
-    """of the photographs, pixels of the shorter side"""
     photos: int
-    """how many they were"""
+    """on how many photographs"""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"size": self.size, "photos": self.photos, "settings": [line._asdict() for line in self.lines]}
+        return {"photos": self.photos, "settings": [line._asdict() for line in self.lines]}
 
     def choose(
-        self, image: Tensor, patch: int, tolerance: float, cores: int | None = None, patches: float | None = None
-    ) -> tuple[int, float]:  # image: 1×3×H×W
-        """The cores and share of the least tokens; what is given is kept, and judged as the next smaller measured."""
-        busy = Busy(image, patch)
-        budgets, shares = sorted({line.cores for line in self.lines}), sorted({line.patches for line in self.lines})
+        self, busy: Busy, image: int, tolerance: float, cores: int | None = None, patches: float | None = None
+    ) -> tuple[int, float]:
+        """The cores and share of the least tokens for an image, by number; what is given is kept, cores judged as the
+        next smaller budget that was measured.
+        """
+        budgets = sorted({line.cores for line in self.lines})
         if cores is not None:
             budgets = [max([budget for budget in budgets if budget <= cores], default=budgets[0])]
-        if patches is not None:
-            shares = [max([share for share in shares if share <= patches], default=shares[0])]
-        lines = [line for line in self.lines if line.cores in budgets and line.patches in shares]
-        for line in sorted(lines, key=lambda line: (line.cores + tokens_of(busy.grid, line.patches), -line.cores)):
-            if line.at(busy.lost(line.patches)) >= tolerance:
-                return cores or line.cores, patches or line.patches
-        return cores or budgets[-1], patches or 1.0
+        found = []
+        for budget in budgets:
+            share = least(self.ladder(busy, image, budget), tolerance, patches)
+            if share is not None:
+                found.append((budget + tokens_of(busy.grid, share), -budget, share))
+        if not found:
+            return cores or budgets[-1], patches or 1.0
+        _, budget, share = min(found)
+        return cores or -budget, share
+
+    def ladder(self, busy: Busy, image: int, budget: int) -> list[tuple[float, float]]:
+        """Every share that was measured with so many cores, and the cosine to expect of it for an image."""
+        lines = [line for line in self.lines if line.cores == budget]
+        steps = []
+        for share in sorted({line.patches for line in lines}):
+            lost = float(busy.lost(share)[image])
+            here = sorted((math.log(line.size), line.at(lost)) for line in lines if line.patches == share)
+            sizes, cosines = zip(*here, strict=True)
+            steps.append((share, float(np.interp(math.log(busy.side), sizes, cosines))))
+        return steps
+
+
+def least(ladder: Sequence[tuple[float, float]], tolerance: float, given: float | None = None) -> float | None:
+    """The smallest share above which all are expected to be within the tolerance, or the share `given`, if it is."""
+    if given is not None:
+        shares, cosines = zip(*ladder, strict=True)
+        return given if np.interp(given, shares, cosines) >= tolerance else None
+    above = None
+    for share, cosine in reversed(ladder):
+        if cosine < tolerance:
+            if above is None:
+                return None
+            whole = share + (tolerance - cosine) / (above[1] - cosine) * (above[0] - share)
+            return min(above[0], math.ceil(whole / STEP - 1e-6) * STEP)
+        above = share, cosine
+    return above and above[0]
 
 
 class Busy:
-    """How much is to be seen in an image (1×3×H×W)."""
+    """How much is to be seen in images (B×3×H×W), and in which order their cells are split."""
 
-    def __init__(self, image: Tensor, patch: int) -> None:
-        self.grid = (image.shape[-2] // patch, image.shape[-1] // patch)
-        self.gains = detail(image, patch)
-        small, large = (gain.square() for gain in self.gains)
-        large = large / LARGER**2 + halved(small[:, None], 1)[:, 0]  # on the way to 2 patches, and from there to 4
-        nothing = small.new_zeros(1, self.grid[0] * self.grid[1])
-        self.of_cells = torch.cat((nothing, 4 * small.flatten(1), 16 * large.flatten(1)), dim=1).double()
+    def __init__(self, images: Tensor, patch: int) -> None:
+        self.grid = (images.shape[-2] // patch, images.shape[-1] // patch)
+        self.side = patch * min(self.grid)
+        gains = detail(images, patch)
+        self.order = split_order(gains, self.grid)
+        small, large = (gain.flatten(1).double().square() for gain in gains)
+        saved = torch.cat((16 / LARGER**2 * large, 4 * small), dim=1).gather(1, self.order).cumsum(1)
+        self.left = saved[:, -1:] - torch.cat((torch.zeros_like(saved[:, :1]), saved), dim=1)  # after each split
 
-    def lost(self, share: float) -> float:
+    def lost(self, share: float) -> Tensor:  # B
         """The root of the mean square that the cells of this share lose of the pixels; with all patches nothing is
         lost, and it is that of the coarsest cells: how busy the image is.
         """
-        cells = refined(self.gains, self.grid, share if share < 1 else 0)
-        return math.sqrt(float(self.of_cells.gather(1, cells).sum()) / (self.grid[0] * self.grid[1]))
+        splits = splits_of(self.grid, share) if share < 1 else 0
+        return (self.left[:, splits].clamp_min(0) / (self.grid[0] * self.grid[1])).sqrt()
 
 
 def run(model: Veca, images: Tensor, cores: Any, patches: Any, tolerance: float) -> VecaOutput:
@@ -103,13 +144,13 @@ def run(model: Veca, images: Tensor, cores: Any, patches: Any, tolerance: float)
         check_share(given, "patches")
     if model.calibration is None:
         raise InputError("this model is not calibrated, so 'auto' cannot choose: run `veca calibrate MODEL --photos …`")
-    choose, patch = model.calibration.choose, model.config.patch_size
+    choose = model.calibration.choose
     with torch.no_grad():
-        each = images.float().split(1)
+        busy = Busy(images.float(), model.config.patch_size)
         if cores == AUTO:
-            budget = max(choose(image, patch, tolerance, None, given)[0] for image in each)
-        shares = [choose(image, patch, tolerance, budget, given)[1] for image in each]
-    out: VecaOutput = model(images, cores=budget, patches=shares)
+            budget = max(choose(busy, image, tolerance, None, given)[0] for image in range(len(images)))
+        shares = [choose(busy, image, tolerance, budget, given)[1] for image in range(len(images))]
+    out = model.forward_each(images, budget, shares, busy.order)
     return out._replace(chosen=[(budget, own) for own in shares])
 
 
@@ -124,13 +165,13 @@ def read(folder: Path, bank: int) -> Calibration | None:
     try:
         lines = [Line(**setting) for setting in values["settings"]]
         for line in lines:
-            whole = type(line.cores) is int and 1 <= line.cores <= bank
+            whole = type(line.cores) is type(line.size) is int and 1 <= line.cores <= bank and line.size >= 1
             numbers = all(type(value) in (int, float) and math.isfinite(value) for value in line)
             if not whole or not numbers or not 0 < line.patches <= 1 or line.slope < 0:
                 raise ValueError(f"a setting of {line.cores!r:.20} cores and {line.patches!r:.20} of the patches")
-        size, photos = values["size"], values["photos"]
-        if not lines or type(size) is not int or type(photos) is not int:
-            raise ValueError("no settings, size or number of photographs")
+        if not lines or type(values["photos"]) is not int:
+            raise ValueError("no settings, or no number of photographs")
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is no calibration of this model: {str(error)[:120]}") from None
-    return Calibration(tuple(lines), size, photos)
+        again = "delete it, or run `veca calibrate` again"
+        raise InputError(f"{path} is no calibration of this model ({str(error)[:120]}): {again}") from None
+    return Calibration(tuple(lines), values["photos"])

@@ -12,7 +12,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from veca.auto import NAME, Busy, Calibration, Line
+from veca.auto import NAME, Busy, Calibration, Line, signal
 from veca.cli import parse
 from veca.errors import InputError
 from veca.extract.sources import find_entries
@@ -32,20 +32,20 @@ class Calibrate:
     """Measure on unlabelled photographs how near cheaper settings of a model stay to its full pass.
 
     Afterwards model(images, cores="auto", patches="auto", tolerance=0.98) chooses for each image. The photographs
-    should be like those that will come, with real pixels at this size. Takes about 20 passes a photograph; the same
-    photographs give the same file.
+    should be like those that will come, with real pixels at these sizes. Takes about 20 passes a photograph and size;
+    the same photographs give the same file.
 
     Examples:
       veca calibrate models/mine --photos photos/
-      veca calibrate veca-s14 --photos photos/ more.tar --size 448 --out models/calibrated
+      veca calibrate veca-s14 --photos photos/ more.tar --size 448 896 --out models/calibrated
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """a model folder, which then holds calibration.json; with --out anything veca.load takes"""
     photos: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PHOTOS")]
     """images, folders of them, lists, tar shards"""
-    size: int = SIZE
-    """shorter side in pixels"""
+    size: tuple[int, ...] = (SIZE,)
+    """shorter side in pixels; of several, what lies between them is expected of sizes between them"""
     images: int = 48
     """photographs to measure, evenly spread over what is there"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
@@ -58,7 +58,7 @@ def budgets(bank: int) -> list[int]:
 
 
 @torch.inference_mode()
-def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> Calibration:  # photos: 1×3×H×W each, preprocessed
+def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> list[Line]:  # photos: 1×3×H×W each, preprocessed
     patch, bank = model.config.patch_size, model.config.bank
     settings = [(cores, share) for cores in budgets(bank) for share in SHARES if (cores, share) != (bank, 1.0)]
     found: list[list[float]] = []  # a photo: its cosines, by settings
@@ -66,18 +66,18 @@ def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> Calibration: 
     for photo in photos:
         full = model(photo, cores=bank).patches[0].float()
         busy = Busy(photo.float(), patch)
-        lost.append({share: busy.lost(share) for share in SHARES})
+        lost.append({share: float(busy.lost(share)) for share in SHARES})
         outs = (model(photo, cores=cores, patches=share).patches[0].float() for cores, share in settings)
         found.append([float(torch.cosine_similarity(out, full, dim=-1).mean()) for out in outs])
-    lines = [Line(bank, 1.0, 1.0, 0.0)]
+    lines = [Line(size, bank, 1.0, 1.0, 0.0)]
     for (cores, share), cosines in zip(settings, zip(*found, strict=True), strict=True):
-        lines.append(Line(cores, share, *fit([own[share] for own in lost], cosines)))
-    return Calibration(tuple(lines), size, len(found))
+        lines.append(Line(size, cores, share, *fit([own[share] for own in lost], cosines)))
+    return lines
 
 
 def fit(lost: Sequence[float], cosines: Sequence[float]) -> tuple[float, float]:
     """Cosine at no loss, and slope, of the falling line by least squares, lowered until only SAFETY lie below."""
-    x, y = np.asarray(lost, np.float64), np.asarray(cosines, np.float64)
+    x, y = np.asarray([signal(own) for own in lost]), np.asarray(cosines, np.float64)
     spread = float(((x - x.mean()) ** 2).sum())
     slope = max(0.0, -float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 0.0
     return round(float(np.quantile(y + slope * x, SAFETY)), 6), round(slope, 6)
@@ -90,17 +90,20 @@ def main(arguments: list[str]) -> None:
         refuse_file(settings.out)
     elif settings.model in bundled_models() or not folder.is_dir():
         raise InputError(f"{settings.model} is no model folder to write to: name one for a copy with --out")
-    for name, least in (("size", 1), ("images", FEWEST)):
-        if getattr(settings, name) < least:
-            raise InputError(f"--{name} must be at least {least}, not {getattr(settings, name)}")
+    for name, given, least in (("size", min(settings.size, default=0), 1), ("images", settings.images, FEWEST)):
+        if given < least:
+            raise InputError(f"--{name} must be at least {least}, not {given}")
     entries = find_entries(settings.photos)
     if len(entries) < FEWEST:
         raise InputError(f"{len(entries)} photographs are too few to calibrate with: at least {FEWEST}")
     count = min(settings.images, len(entries))
     chosen = [entries[number * len(entries) // count] for number in range(count)]
     model = load(settings.model)
-    photos = (model.preprocess(entry.read(), settings.size) for entry in progress(chosen, "photographs", count))
-    model.calibration = calibrate(model, photos, settings.size)
+    lines: list[Line] = []
+    for size in settings.size:
+        shown = progress(chosen, f"photographs at {size} pixels", count)
+        lines += calibrate(model, (model.preprocess(entry.read(), size) for entry in shown), size)
+    model.calibration = Calibration(tuple(lines), count)
     if settings.out is not None:
         model.save(settings.out)
     else:

@@ -126,9 +126,14 @@ def tokens_of(grid: tuple[int, int], share: float) -> int:
     its border, so on a small grid the least is much: 15 of the 45 patches of 9×5, whatever smaller share is asked.
     """
     (h, w), *coarser = level_grids(grid)
-    splits = sum(rows * columns for rows, columns in coarser)
-    fewest = h * w - 3 * splits
-    return fewest + 3 * min(max(0, (round(share * h * w) - fewest) // 3), splits)
+    return h * w - 3 * (sum(rows * columns for rows, columns in coarser) - splits_of(grid, share))
+
+
+def splits_of(grid: tuple[int, int], share: float) -> int:
+    """How many cells are split at this share."""
+    (h, w), *coarser = level_grids(grid)
+    most = sum(rows * columns for rows, columns in coarser)
+    return min(max(0, (round(share * h * w) - h * w + 3 * most) // 3), most)
 
 
 def by_tokens(grid: tuple[int, int], shares: Sequence[float]) -> list[list[int]]:
@@ -154,31 +159,40 @@ def detail(images: Tensor, patch: int) -> list[Tensor]:
 
 
 def refined(gains: list[Tensor], grid: tuple[int, int], share: float) -> Tensor:
-    """The numbers (B×T) of the cells that remain when those with the largest gain are split, T = `tokens_of`.
+    """The numbers (B×T) of the cells that remain when those with the largest gain are split, T = `tokens_of`."""
+    return leaves(split_order(gains, grid), grid, share)
 
-    A cell of 4 comes before its parts in the order of splits: it counts with the best mean gain that it and its
-    best parts have together, and parts count no more than it.
+
+def split_order(gains: list[Tensor], grid: tuple[int, int]) -> Tensor:
+    """Which cells to split one after another (B×n): cells of 4 have the first numbers, each scale row by row.
+
+    A cell of 4 comes before its parts: it counts with the best mean gain that it and its best parts have together, and
+    parts count no more than it.
     """
     small, large = gains
-    batch, device = small.shape[0], small.device
-    (h, w), (h2, w2), (h4, w4) = level_grids(grid)
+    _, _, (h4, w4) = level_grids(grid)
     parts = small[:, : 2 * h4, : 2 * w4].unflatten(2, (w4, 2)).unflatten(1, (h4, 2)).permute(0, 1, 3, 2, 4).flatten(3)
     best = parts.sort(-1, descending=True).values
     sums = torch.cat((large[..., None], best), dim=-1).cumsum(-1)
-    large = (sums / torch.arange(1, 6, device=device)).amax(-1)
+    large = (sums / torch.arange(1, 6, device=small.device)).amax(-1)
     small = small.clone()
     small[:, : 2 * h4, : 2 * w4] = torch.minimum(small[:, : 2 * h4, : 2 * w4], repeated(large))
-    order = descending(torch.cat((large.flatten(1), small.flatten(1)), dim=1))
-    tokens = tokens_of(grid, share)
-    splits = h2 * w2 + h4 * w4 - (h * w - tokens) // 3
-    split = torch.zeros(order.shape, dtype=torch.bool, device=device).scatter(1, order[:, :splits], True)
+    return descending(torch.cat((large.flatten(1), small.flatten(1)), dim=1))
+
+
+def leaves(order: Tensor, grid: tuple[int, int], share: float) -> Tensor:
+    """The numbers (B×T) of the cells that remain after as many splits of `order` as this share allows."""
+    batch, device = order.shape[0], order.device
+    (h, w), (h2, w2), (h4, w4) = level_grids(grid)
+    split = torch.zeros(order.shape, dtype=torch.bool, device=device)
+    split = split.scatter(1, order[:, : splits_of(grid, share)], True)
     split4, split2 = split.split((h4 * w4, h2 * w2), dim=1)
     split4, split2 = split4.unflatten(1, (h4, w4)), split2.unflatten(1, (h2, w2))
     there = [torch.ones(batch, *size, dtype=torch.bool, device=device) for size in ((h, w), (h2, w2))]
     there[0][:, : 2 * h2, : 2 * w2] = repeated(split2)
     there[1][:, : 2 * h4, : 2 * w4] = repeated(split4)
-    leaves = torch.cat([leaf.flatten(1) for leaf in (there[0], there[1] & ~split2, ~split4)], dim=1)
-    return descending(leaves.float())[:, :tokens]
+    remaining = torch.cat([leaf.flatten(1) for leaf in (there[0], there[1] & ~split2, ~split4)], dim=1)
+    return descending(remaining.float())[:, : tokens_of(grid, share)]
 
 
 def descending(values: Tensor) -> Tensor:

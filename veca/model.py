@@ -19,7 +19,7 @@ from veca.dino import DinoNames
 from veca.errors import InputError, check_share
 from veca.fused import FusedPass
 from veca.images import MAX_PIXELS, SIZE, preprocess
-from veca.mixed import Cells, by_tokens, choose_cells, tokens_of
+from veca.mixed import Cells, by_tokens, choose_cells, leaves, tokens_of
 from veca.rope import Rotation, axis_coords, grid_rotation, jitter, rotation
 
 if TYPE_CHECKING:
@@ -157,10 +157,15 @@ class Veca(DinoNames, nn.Module):
         if isinstance(patches, Sequence) and not isinstance(patches, str):
             if return_attention:
                 raise InputError(NO_ATTENTION)
-            return self._forward_each(images, cores, patches)
+            return self.forward_each(images, cores, patches)
         cells = self.cells(images, cores, patches)  # words were answered above
         if cells is not None and return_attention:
             raise InputError(NO_ATTENTION)
+        return self._forward_cells(images, cores, cells, return_attention)
+
+    def _forward_cells(
+        self, images: Tensor, cores: int | None, cells: Cells | None, return_attention: bool = False
+    ) -> VecaOutput:
         layers = self.forward_layers(images, cores, cells=cells, return_attention=return_attention, last_only=True)
         core_features, dense = self.output(layers.cores[-1]), self.output(layers.patches[-1])
         return VecaOutput(
@@ -173,8 +178,12 @@ class Veca(DinoNames, nn.Module):
             cells=cells,
         )
 
-    def _forward_each(self, images: Tensor, cores: int | None, shares: Sequence[float]) -> VecaOutput:
-        """Every image with its own share of the patches; those with as many tokens go through together."""
+    def forward_each(
+        self, images: Tensor, cores: int | None, shares: Sequence[float], order: Tensor | None = None
+    ) -> VecaOutput:
+        """Every image with its own share of the patches; those with as many tokens go through together. `order` is
+        that in which cells are split, where it is known already (`veca.mixed.split_order`).
+        """
         self.check(images, cores)
         if len(shares) != len(images) or not shares:
             raise InputError(f"patches must be one share, or one for each of {len(images)} images, not {len(shares)}")
@@ -182,16 +191,20 @@ class Veca(DinoNames, nn.Module):
             check_share(share, "patches")
         grid = (images.shape[-2] // self.config.patch_size, images.shape[-1] // self.config.patch_size)
         groups = by_tokens(grid, shares)
-        outs = [self(images[group], cores, patches=shares[group[0]]) for group in groups]
+        outs = []
+        for group in groups:
+            known = None if order is None else order[group]
+            cells = self.cells(images[group], cores, shares[group[0]], known)
+            outs.append(self._forward_cells(images[group], cores, cells))
         numbers = [number for group in groups for number in group]
-        order = torch.tensor(numbers, device=images.device).argsort()
-        cells = [
+        back = torch.tensor(numbers, device=images.device).argsort()
+        each = [
             Cells(out.cells.numbers[[place]], grid) if isinstance(out.cells, Cells) else None
             for group, out in zip(groups, outs, strict=True)
             for place in range(len(group))
         ]
-        cls, dense, core_features, coords = (torch.cat(parts)[order] for parts in list(zip(*outs, strict=True))[:4])
-        ordered = [cells[place] for place in order.tolist()]
+        cls, dense, core_features, coords = (torch.cat(parts)[back] for parts in list(zip(*outs, strict=True))[:4])
+        ordered = [each[place] for place in back.tolist()]
         return VecaOutput(cls, dense, core_features, coords, grid, cells=ordered)
 
     def forward_layers(
@@ -292,15 +305,21 @@ class Veca(DinoNames, nn.Module):
             raise InputError(f"cores must lie between 1 and {self.config.bank} (this model's bank), not {cores}")
         return budget
 
-    def cells(self, images: Tensor, cores: int | None, share: float | str | None) -> Cells | None:
-        """The cells of a pass with this share of the patches; None: the grid's own."""
+    def cells(
+        self, images: Tensor, cores: int | None, share: float | str | None, order: Tensor | None = None
+    ) -> Cells | None:
+        """The cells of a pass with this share of the patches, split in this `order` if it is known; None: the grid's
+        own.
+        """
         if share is None:
             return None
         check_share(share, "patches")
         self.check(images, cores)
         patch, share = self.config.patch_size, float(share)
         h, w = images.shape[-2] // patch, images.shape[-1] // patch
-        return None if tokens_of((h, w), share) == h * w else choose_cells(images, patch, share)
+        if tokens_of((h, w), share) == h * w:
+            return None
+        return choose_cells(images, patch, share) if order is None else Cells(leaves(order, (h, w), share), (h, w))
 
     def embed(self, images: Tensor, cells: Cells | None = None) -> tuple[Tensor, tuple[int, int]]:
         """Patch tokens (B×N×D, or of `cells`), with their table entries where the model has a table, and the grid."""

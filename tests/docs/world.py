@@ -59,7 +59,9 @@ def build(top: Path) -> Path:
     teacher(main / "teacher/dav2-small-encoder")
     dinov3(main / "dinov3")
     bundled = converted(12)
-    bundled.calibration = Calibration((Line(bundled.config.bank, 1.0, 1.0, 0.0), Line(8, 0.5, 0.99, 0.1)), SIDE, 10)
+    bundled.calibration = Calibration(
+        (Line(SIDE, bundled.config.bank, 1.0, 1.0, 0.0), Line(SIDE, 8, 0.5, 0.99, 0.1)), 10
+    )
     bundled.save(main / "veca-s14")
     (top / "bundled").mkdir()
     (top / "bundled/veca-s14").symlink_to(main / "veca-s14")

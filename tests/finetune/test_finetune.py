@@ -32,7 +32,7 @@ def finetune(task: str, data: Path, model: object, out: Path, *more: object) -> 
 
 def calibrated(start: Path, folder: Path) -> Path:
     model = veca.load(start)
-    model.calibration = Calibration((Line(8, 1.0, 1.0, 0.0),), 32, 10)
+    model.calibration = Calibration((Line(32, 8, 1.0, 1.0, 0.0),), 10)
     model.save(folder / "calibrated")
     return folder / "calibrated"
 
