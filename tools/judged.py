@@ -7,9 +7,10 @@
 | `caltech/` | MachineLearning2020/Homework2-Caltech101 | 102 folders: 15 photographs each to look among, 10 to judge |
 | `underwater/` | xieyifang0508/fasterrcnn, `VOC2007` | the 679 of 3840×2160 pixels, and their boxes |
 | `davis_frames/` | MathLee/EOR-VOS | the middle frame of each of DAVIS 2016's 20 sequences, 854×480 |
-| `everyday/` | jigsawpieces/dog-api-images | photographs of people's dogs, at least 896 pixels on the short side |
+| `everyday/` | jigsawpieces/dog-api-images | people's photographs of their dogs, short side of 896 pixels or more |
 
-A folder that is there already is left alone. Everything stays outside the checkout.
+Of `everyday/` every second breed calibrates (`calibrating/`), the others judge (`judging/`). A folder that is there
+already is left alone. Everything stays outside the checkout.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def everyday(mirror: Path, out: Path) -> None:
     photos = files(mirror, Part("jigsawpieces+dog-api-images", "", ".jpg", False))
     own = [item for item in photos if not re.match(r"n0\d{7}_", Path(item[2]).name)]  # the others are of ImageNet
     large = {path for path, _, content in read(own) if min(Image.open(io.BytesIO(content)).size) >= SHORTEST}
-    place(out, ((item[2].replace("/", "-"), item) for item in own if item[2] in large))
+    breeds = sorted({str(Path(path).parent) for path in large})
+    parts = {breed: ("calibrating", "judging")[number % 2] for number, breed in enumerate(breeds)}
+    kept = (item for item in own if item[2] in large)
+    place(out, ((f"{parts[str(Path(item[2]).parent)]}/{item[2].replace('/', '-')}", item) for item in kept))
 
 
 def place(out: Path, wanted: Iterable[tuple[str, tuple[Path, str, str, bool]]]) -> None:

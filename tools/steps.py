@@ -369,15 +369,15 @@ STEPS = (
     ),
     Step(
         "calibrate",
-        "veca calibrate {model} --photos {data}/large-0001.tar --out {out}/model",
-        5,
+        "veca calibrate {model} --photos {data}/everyday/calibrating --size 448 896 --images 32 --out {out}/model",
+        20,
         ("model/calibration.json",),
         "--size 56 --images 8",
     ),
     Step(
         "elastic",
-        "python tools/elastic.py --model {model} --teacher {teacher} --photos {data}/large-0000.tar --sizes 448 896 "
-        "--images 6 --out {out}",
+        "python tools/elastic.py --model {model} --teacher {teacher} --photos {data}/everyday/judging --sizes 448 896 "
+        "--images 24 --rounds 2 --out {out}",
         25,
         ("elastic.csv",),
         "--sizes 112 --images 2 --rounds 1",
