@@ -18,12 +18,6 @@ def test_the_papers_loss(shared: Path) -> None:
     torch.testing.assert_close(loss.total, r["cls"][0] + total)
 
 
-def test_the_weight_of_the_global_feature() -> None:
-    features = [torch.randn(shape) for shape in ((2, 8), (2, 3, 8), (2, 8), (2, 3, 8))]
-    once, thrice = (distillation_loss(*features, global_weight=weight) for weight in (1, 3))
-    torch.testing.assert_close(thrice.total - once.total, 2 * (1 - once.global_cosine))
-
-
 def test_half_precision_is_computed_in_float32() -> None:
     features = [torch.randn(shape).bfloat16() for shape in ((2, 8), (2, 3, 8), (2, 8), (2, 3, 8))]
     loss, expected = distillation_loss(*features), distillation_loss(*(f.float() for f in features))

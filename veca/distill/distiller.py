@@ -109,8 +109,7 @@ class Distiller:
                 torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))
                 loss: Loss = self.student(pixels, self.budget, target, self.standards, hints, self.hint_standard,
                                           forced, settings.patch_share, settings.read_at(step, micro),
-                                          settings.gram, settings.mixed_at(step, micro),
-                                          settings.global_weight)  # fmt: skip
+                                          settings.gram, settings.mixed_at(step, micro))  # fmt: skip
                 torch.autograd.backward(loss.total / settings.accumulate)
             losses.append(Loss(*(value.detach() for value in loss)))
         self.note_unreadable(unreadable)

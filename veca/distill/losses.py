@@ -51,9 +51,8 @@ def distillation_loss(
     teacher_cls: Tensor,
     teacher_patches: Tensor,
     standards: Standards | None = None,
-    global_weight: float = 1.0,
 ) -> Loss:
-    """(1 − cos) of the global feature + mean (1 − cos) of the patches + their MSE, all with weight 1 in the paper.
+    """(1 − cos) of the global feature + mean (1 − cos) of the patches + their MSE, all with weight 1.
 
     With `standards` every feature is first standardised with the teacher's statistics: the weights of the terms then
     no longer depend on the teacher's scale, and the student still answers in the teacher's own space.
@@ -65,7 +64,7 @@ def distillation_loss(
         student_patches, teacher_patches = standards.patches(student_patches), standards.patches(teacher_patches)
     global_cosine = functional.cosine_similarity(student_cls, teacher_cls, dim=-1, eps=EPS).mean()
     dense_cosine, mse = dense_loss(student_patches, teacher_patches)
-    total = global_weight * (1 - global_cosine) + (1 - dense_cosine) + mse
+    total = (1 - global_cosine) + (1 - dense_cosine) + mse
     return Loss(total, global_cosine, dense_cosine, mse, torch.zeros_like(total))
 
 

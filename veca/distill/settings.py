@@ -107,8 +107,6 @@ class Distillation:
     """See both sides of the loss through the teacher's mean and deviation per channel."""
     standardise_images: int = 256
     """Images from which these are estimated."""
-    global_weight: float = 1.0
-    """Weight of the loss on the global feature."""
     hints: float = 0.0
     """Weight of the loss on every layer's patches (needs the teacher's depth and width)."""
     hints_until: float = 1.0
@@ -192,7 +190,7 @@ class Distillation:
         for name in ("hints_until", "forcing", "fading", "late_from", "max_unreadable"):
             check(0 <= getattr(self, name) <= 1, f"--{_flag(name)} is a share from 0 to 1, not {getattr(self, name)}")
         for name in ("seed", "augment_seed", "lr", "min_lr", "weight_decay", "copied_rate", "clip", "hints", "gram",
-                     "global_weight", "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
+                     "workers", "views", "bank", "warmup_steps", "warmup_epochs", "val_every",
                      "checkpoint_minutes"):  # fmt: skip
             check(getattr(self, name) >= 0, f"--{_flag(name)} must not be negative, not {getattr(self, name)}")
         free = f"--forcing {self.forcing} and --fading {self.fading} leave no step at which the student runs freely"

@@ -107,7 +107,6 @@ class Student(nn.Module):
         read: float = 1.0,  # of the patches that the cores read
         gram_weight: float = 0.0,
         mixed: float = 1.0,  # share of the patches that is spent at mixed scale, where the student runs freely
-        global_weight: float = 1.0,
     ) -> Loss:
         """The loss against the teacher's features; with `forced`, each block is fed the teacher's patches.
 
@@ -139,7 +138,7 @@ class Student(nn.Module):
         cls, patches = self.model.output(layers.cores[-1][:, 0]), self.model.output(layers.patches[-1])
         if cells is not None:
             patches = cells.spread(patches)
-        loss = distillation_loss(cls, patches, target.cls, target.patches, standards, global_weight)
+        loss = distillation_loss(cls, patches, target.cls, target.patches, standards)
         if hints:
             assert target.layers is not None
             assert hint_standard is not None
