@@ -14,13 +14,13 @@ from PIL import Image
 
 from veca.cli import main as veca_command
 
-PHOTOS = ("chelsea.png", "motorcycle_left.png")
+PHOTOS = ("camera.png", "motorcycle_left.png")
 HEIGHT = 420
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("head", type=Path, help="the folder of a head that knows cats and motorcycles")
+    options.add_argument("head", type=Path, help="the folder of a head that knows people and motorcycles")
     options.add_argument("--model", help="where its backbone is now")
     options.add_argument("--out", type=Path, default=Path("docs/images/detect.webp"))
     chosen = options.parse_args()

@@ -63,11 +63,10 @@ def save(draw: Callable[[Path, Figure], None], numbers: Path, path: Path) -> Pat
     return path
 
 
-def panels(figure: Figure, count: int, height: float) -> Sequence[Axes]:
+def panels(figure: Figure, count: int, height: float, rows: int = 1) -> Sequence[Axes]:
+    """`rows` of `count` panels, row by row."""
     figure.set_size_inches(WIDTH, height)
-    found = figure.subplots(1, count)
-    axes: Sequence[Axes] = list(found) if count > 1 else [found]
-    return axes
+    return list(figure.subplots(rows, count, squeeze=False).flat)
 
 
 def column(rows: Rows, name: str, **where: str) -> list[float]:
@@ -317,30 +316,54 @@ def elastic(numbers: Path, figure: Figure) -> None:
         "smaller": ("a smaller image", {"color": DENSE, "marker": "^", "ls": "--"}),
         "cores": ("fewer cores", {"color": PLAIN, "marker": "s", "ls": ":"}),
         "auto": ("auto", {"color": FEW, "marker": "D", "ls": "-."}),
+        "full": ("full", {"color": "#1d262c", "marker": "*", "ms": 11, "ls": ""}),
+        "teacher": ("teacher", {"color": "#c08a1e", "marker": "X", "ms": 9, "ls": ""}),
     }
-    score, mean, worst = panels(figure, 3, 3.9)
+    low, high, mean, worst = panels(figure, 2, 7.2, rows=2)
+    for axes, side in ((low, "448"), (high, "896")):
+        for knob, points in judged(numbers, rows, side).items():
+            label, style = knobs[knob]
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.set(title=f"voc-seg enlarged to {side}², mIoU")
     side = rows[-1]["size"]
-    times = {(row["knob"], row["setting"]): float(row["ms"]) for row in rows if row["size"] == side}
-    shares = [float(setting) for knob, setting in times if knob == "patches"]
-    fewer, smaller = (read_csv(numbers / f"{name}-voc-{side}.csv") for name in ("elastic", "smaller"))
-    own = [(times["patches", row["patches"]], float(row["mIoU"])) for row in fewer if float(row["patches"]) < 1]
-    full = times["full", ""], next(float(row["mIoU"]) for row in fewer if float(row["patches"]) == 1)
-
-    def as_many(row: dict[str, str]) -> str:
-        tokens = (float(row["pixels"]) / float(side)) ** 2
-        return f"{min(shares, key=lambda share: abs(share - tokens)):g}"
-
-    rival = [(times["smaller", as_many(row)], float(row["mIoU"])) for row in smaller]
-    for knob, points in (("patches", own), ("smaller", rival)):
-        score.plot(*zip(full, *points, strict=True), label=knobs[knob][0], **knobs[knob][1])
-    score.set(title=f"voc-seg mIoU, {side}²", xlabel="milliseconds", xlim=(0, None))
-    last = [row for row in rows if row["size"] == rows[-1]["size"]]
-    for axes, name, title in ((mean, "cosine", "Cosine"), (worst, "worst", "Worst tenth")):
+    for axes, name, title in ((mean, "cosine", "mean"), (worst, "worst", "worst tenth")):
         for knob, (label, style) in knobs.items():
-            axes.plot(column(last, "ms", knob=knob), column(last, name, knob=knob), label=label, **style)
-        axes.plot(column(last, "ms", knob="full"), [1.0], color="#1d262c", marker="*", ms=11, ls="", label="full")
-        axes.set(title=f"{title}, {last[0]['size']}²", xlabel="milliseconds", xlim=(0, None))
-    words_below(figure, worst)
+            if knob != "teacher":
+                here = {"size": side, "knob": knob}
+                axes.plot(column(rows, "ms", **here), column(rows, name, **here), label=label, **style)
+        axes.set(title=f"real pixels, {side}², cosine, {title}")
+    for axes in (low, high, mean, worst):
+        axes.set(xlabel="milliseconds", xlim=(0, None))
+    words_below(figure, low)
+
+
+def judged(numbers: Path, rows: Rows, side: str) -> dict[str, list[tuple[float, float]]]:
+    """(milliseconds, mIoU) of each knob's settings on voc-seg; milliseconds are those of `elastic`, by tokens."""
+    ms = {(row["knob"], row["setting"]): float(row["ms"]) for row in rows if row["size"] == side}
+    shares = [float(setting) for knob, setting in ms if knob == "patches"]
+    scores = {
+        name: read_csv(path) if (path := numbers / f"{name}-voc-{side}.csv").is_file() else []
+        for name in ("elastic", "smaller", "cores")
+    }
+    found: dict[str, list[tuple[float, float]]] = {}
+
+    def add(knob: str, setting: str, row: dict[str, str], place: tuple[str, str] | None = None) -> None:
+        if (place or (knob, setting)) in ms:
+            found.setdefault(knob, []).append((ms[place or (knob, setting)], float(row["mIoU"])))
+
+    for row in scores["elastic"]:
+        share = row["patches"]
+        if share == "1":
+            for knob in ("patches", "smaller", "cores", "full"):
+                add(knob, "", row, ("full", ""))
+        else:
+            add(*(("auto", "0.98") if share == "auto" else ("patches", share)), row)
+    for row in scores["smaller"]:
+        tokens = (float(row["pixels"]) / float(side)) ** 2
+        add("smaller", f"{min(shares, key=lambda share: abs(share - tokens)):g}", row)
+    for row in scores["cores"]:
+        add(*(("cores", row["cores"]) if row.get("cores") else ("teacher", "")), row)
+    return {knob: sorted(points) for knob, points in found.items()}
 
 
 PLOTS = {

@@ -353,26 +353,26 @@ STEPS = (
     Step("cells", f"{CELLS} --out {{out}}", 100, ("cells.csv",), FEW, own_rows("cells.csv")),
     Step("cells-time", f"{CELLS} --time --out {{out}}", 12, ("times.csv",), f"{FEW} --rounds 1", own_rows("times.csv")),
     Step("cells-patches", f"{CELLS} {FEWER_CELLS} --out {{out}}", 60, ("cells.csv",), FEW, own_rows("cells.csv")),
-    *(  # fewer patches, and the rival: a smaller image of about as many
-        judge(
-            name,
-            f"probe segment {VOC} --model {{model}} --cores 64 --seeds 1 {HALF} {flags}",
-            minutes,
-            "--size 112 --steps 5 --patches 1,0.5",
-        )
-        for name, flags, minutes in (
-            ("elastic-voc-448", "--size 448 --patches 1,0.5", 5),
-            ("smaller-voc-448", "--size 322", 2),
-            ("elastic-voc-896", "--size 896 --patches 1,0.5", 12),
-            ("smaller-voc-896", "--size 630", 5),
-        )
-    ),
     Step(
         "calibrate",
         "veca calibrate {model} --photos {data}/everyday/calibrating --size 448 896 --images 32 --out {out}/model",
         20,
         ("model/calibration.json",),
         "--size 56 --images 8",
+    ),
+    *(  # fewer patches and the teacher; the rival, smaller images of about as many patches; fewer cores
+        judge(
+            f"{knob}-voc-{side}",
+            f"probe segment {VOC} {flags} --seeds 1 {HALF}",
+            minutes,
+            "--size 112 --cores 8 --steps 5",
+        )
+        for side, sizes, long in ((448, "196,266,322,378", 1), (896, "406,532,630,756", 4))
+        for knob, flags, minutes in (
+            ("elastic", f"--model {{model}} --cores 64 --size {side} --patches 1,0.7,0.5,0.35,0.2,auto", 8 * long),
+            ("smaller", f"--model {{model}} --cores 64 --size {sizes}", 4 * long),
+            ("cores", f"--model {{teacher}} --model {{model}} --cores 8,32 --size {side}", 6 * long),
+        )
     ),
     Step(
         "elastic",
