@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, interpolate
 
 import veca
-from veca.backbones import Backbone, load_backbone
 from veca.extract.sources import find_entries
 from veca.images import open_image
 from veca.mixed import tokens_of
 from veca.model import Veca
 from veca.progress import progress
 from veca.tabulate import markdown
+from veca.teachers import Teacher, load_teacher
 
 PATCHES = (0.85, 0.7, 0.5, 0.35, 0.2)
 TOLERANCES = (0.99, 0.985, 0.98, 0.975, 0.97, 0.95)
@@ -132,9 +132,10 @@ def middle(image: Tensor) -> Tensor:  # 1×3×H×W
     return image[..., top : top + side, left : left + side]
 
 
-def taught(teacher: Backbone) -> Pass:
+def taught(teacher: Teacher) -> Pass:
     def see(image: Tensor) -> tuple[Tensor, int]:
-        patches = teacher(image).patches[0]
+        grid = (image.shape[-2] // teacher.patch_size, image.shape[-1] // teacher.patch_size)
+        patches = teacher(image, grid).patches[0]
         return patches, 1 + len(patches)
 
     return see
@@ -199,7 +200,7 @@ def main(
         if chosen := [middle(net.preprocess(photo, size)) for photo in large]:
             ways = passes(net) | reaching(net, chosen, reach)
             if teacher:
-                ways[Way("teacher", "")] = taught(load_backbone(teacher, dtype=precision))
+                ways[Way("teacher", "")] = taught(load_teacher(teacher, dtype=precision))
             rows += measure(ways, chosen, rounds, size)
     if not rows:
         raise SystemExit("no photograph has so many pixels")

@@ -285,21 +285,15 @@ STEPS = (
     judge("untrained-nyu", f"probe depth {NYU} {UNTRAINED} --size 336", 7, STEPS_5),
     judge("random-nyu", f"probe depth {NYU} {RANDOM} --size 336", 7, STEPS_5),
     judge("regression-nyu", f"probe depth {NYU} --model {{teacher}} --head regression --size 336", 6, STEPS_5),
-    *(
-        Step(
-            name,
-            f"veca probe detect --data {{data}}/detect {flags} --cores 64 --size 252 --dtype auto --steps 4000 "
-            "--queries 50 --layers 2 --out {out}",
-            minutes,
-            ("results.csv",),
-            "--size 56 --steps 2 --queries 8",
-            probe_rows,
-            ("mAP", "mAP50", "mAP75"),
-        )
-        for name, flags, minutes in (
-            ("probe-detect", "--model {teacher} --model {model}", 24),
-            ("finer-detect", "--model {model} --stride 7", 35),  # twice as many patches along each side may look
-        )
+    Step(
+        "probe-detect",
+        "veca probe detect --data {data}/detect --model {teacher} --model {model} --cores 64 --size 252 --dtype auto "
+        "--steps 4000 --queries 50 --layers 2 --out {out}",
+        24,
+        ("results.csv",),
+        "--size 56 --steps 2 --queries 8",
+        probe_rows,
+        ("mAP", "mAP50", "mAP75"),
     ),
     Step(
         "probe-masks",
