@@ -319,22 +319,23 @@ def elastic(numbers: Path, figure: Figure) -> None:
         "full": ("full", {"color": "#1d262c", "marker": "*", "ms": 11, "ls": ""}),
         "teacher": ("teacher", {"color": "#c08a1e", "marker": "X", "ms": 9, "ls": ""}),
     }
-    low, high, mean, worst = panels(figure, 2, 7.2, rows=2)
-    for axes, side in ((low, "448"), (high, "896")):
-        for knob, points in judged(numbers, rows, side).items():
+    found = {side: points for side in ("448", "896") if (points := judged(numbers, rows, side))}
+    *scored, mean, worst = panels(figure, 3, 3.9) if len(found) < 2 else panels(figure, 2, 7.2, rows=2)
+    for axes, (side, lines) in zip(scored, found.items(), strict=True):
+        for knob, points in lines.items():
             label, style = knobs[knob]
             axes.plot(*zip(*points, strict=True), label=label, **style)
-        axes.set(title=f"voc-seg enlarged to {side}², mIoU")
+        axes.set(title=f"voc-seg mIoU, {side}²")
     side = rows[-1]["size"]
-    for axes, name, title in ((mean, "cosine", "mean"), (worst, "worst", "worst tenth")):
+    for axes, name, title in ((mean, "cosine", "Cosine"), (worst, "worst", "Worst tenth")):
         for knob, (label, style) in knobs.items():
             if knob != "teacher":
                 here = {"size": side, "knob": knob}
                 axes.plot(column(rows, "ms", **here), column(rows, name, **here), label=label, **style)
-        axes.set(title=f"real pixels, {side}², cosine, {title}")
-    for axes in (low, high, mean, worst):
+        axes.set(title=f"{title}, {side}²")
+    for axes in (*scored, mean, worst):
         axes.set(xlabel="milliseconds", xlim=(0, None))
-    words_below(figure, low)
+    words_below(figure, max((*scored, mean), key=lambda axes: len(axes.get_legend_handles_labels()[1])))
 
 
 def judged(numbers: Path, rows: Rows, side: str) -> dict[str, list[tuple[float, float]]]:
