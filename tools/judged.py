@@ -6,6 +6,7 @@
 | --- | --- | --- |
 | `caltech/` | MachineLearning2020/Homework2-Caltech101 | 102 folders: 15 photographs each to look among, 10 to judge |
 | `underwater/` | xieyifang0508/fasterrcnn, `VOC2007` | the 679 of 3840×2160 pixels, and their boxes |
+| `davis/` | MathLee/EOR-VOS | DAVIS 2016 val: 20 sequences of 854×480 and their masks |
 | `davis_frames/` | MathLee/EOR-VOS | the middle frame of each of DAVIS 2016's 20 sequences, 854×480 |
 | `everyday/` | jigsawpieces/dog-api-images | people's photographs of their dogs, short side of 896 pixels or more |
 
@@ -54,6 +55,13 @@ def underwater(mirror: Path, out: Path) -> None:
     )
 
 
+def davis(mirror: Path, out: Path) -> None:
+    kinds = (("JPEGImages", ".jpg"), ("Annotations", ".png"))
+    parts = [Part("MathLee+EOR-VOS", f"DAVIS/{kind}/480p/", ending, False) for kind, ending in kinds]
+    found = (item for part in parts for item in files(mirror, part))
+    place(out, ((item[2].removeprefix("DAVIS/"), item) for item in found))
+
+
 def davis_frames(mirror: Path, out: Path) -> None:
     sequences = defaultdict(list)
     for item in files(mirror, Part("MathLee+EOR-VOS", "DAVIS/JPEGImages/480p/", ".jpg", False)):
@@ -84,9 +92,9 @@ def place(out: Path, wanted: Iterable[tuple[str, tuple[Path, str, str, bool]]]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, required=True, help="where the fetched repositories lie")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the four, outside the checkout")
+    parser.add_argument("--out", type=Path, required=True, help="folder for them, outside the checkout")
     settings = parser.parse_args()
-    for lay_out in (caltech, underwater, davis_frames, everyday):
+    for lay_out in (caltech, underwater, davis, davis_frames, everyday):
         target = settings.out / lay_out.__name__
         if target.exists():
             print(f"{target}: there already")

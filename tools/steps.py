@@ -360,7 +360,7 @@ STEPS = (
         ("model/calibration.json",),
         "--size 56 --images 8",
     ),
-    *(  # fewer patches and the teacher; the rival, smaller images of about as many patches; fewer cores
+    *(  # fewer patches; the rival, smaller images of about as many; fewer cores, and the teacher
         judge(
             f"{knob}-voc-{side}",
             f"probe segment {VOC} {flags} --seeds 1 {HALF}",
