@@ -1,6 +1,6 @@
 """How near the dense features stay to the full pass, against milliseconds, for every knob: patches, size, cores, auto.
 
-    python tools/elastic.py --photos ../data/everyday/judging --sizes 448 896 --out results/elastic  # at rest
+    python tools/elastic.py --photos ../data/varied/judging --sizes 448 896 --out results/elastic  # at rest
 
 A size is the side of a square from the middle, of the photograph's shorter side; photographs that have fewer pixels
 are left out, so all pixels are real. `cosine` is the mean over patches and photographs, `worst` that of the worst tenth

@@ -8,10 +8,13 @@
 | `underwater/` | xieyifang0508/fasterrcnn, `VOC2007` | the 679 of 3840×2160 pixels, and their boxes |
 | `davis/` | MathLee/EOR-VOS | DAVIS 2016 val: 20 sequences of 854×480 and their masks |
 | `davis_frames/` | MathLee/EOR-VOS | the middle frame of each of DAVIS 2016's 20 sequences, 854×480 |
-| `everyday/` | jigsawpieces/dog-api-images | people's photographs of their dogs, short side of 896 pixels or more |
+| `varied/` | jigsawpieces/dog-api-images | people's photographs of their dogs |
+| | xieyifang0508/fasterrcnn, `VOC2007` | dives above the sea floor |
+| | zzzDavid/ICDAR-2019-SROIE | scanned receipts |
 
-Of `everyday/` every second breed calibrates (`calibrating/`), the others judge (`judging/`). A folder that is there
-already is left alone. Everything stays outside the checkout.
+Of `varied/`, which has as many of each kind, all with a short side of 896 pixels or more, every second breed, third
+stretch of the dives and second receipt judges (`judging/`), the others calibrate (`calibrating/`). A folder that is
+there already is left alone. Everything stays outside the checkout.
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from pathlib import Path
 
 from photos import Part, files, read
 from PIL import Image
+from underwater import STRETCHES
 
 from veca.files import whole_folder
 
 AMONG, JUDGED = 15, 10  # photographs a kind
 SHORTEST = 896  # pixels
+OF_A_KIND = 16  # photographs in each part of varied/
+Item = tuple[Path, str, str, bool]
 
 
 def caltech(mirror: Path, out: Path) -> None:
@@ -69,17 +75,32 @@ def davis_frames(mirror: Path, out: Path) -> None:
     place(out, ((f"{name}.jpg", items[len(items) // 2]) for name, items in sequences.items()))
 
 
-def everyday(mirror: Path, out: Path) -> None:
-    photos = files(mirror, Part("jigsawpieces+dog-api-images", "", ".jpg", False))
-    own = [item for item in photos if not re.match(r"n0\d{7}_", Path(item[2]).name)]  # the others are of ImageNet
-    large = {path for path, _, content in read(own) if min(Image.open(io.BytesIO(content)).size) >= SHORTEST}
-    breeds = sorted({str(Path(path).parent) for path in large})
-    parts = {breed: ("calibrating", "judging")[number % 2] for number, breed in enumerate(breeds)}
-    kept = (item for item in own if item[2] in large)
-    place(out, ((f"{parts[str(Path(item[2]).parent)]}/{item[2].replace('/', '-')}", item) for item in kept))
+def varied(mirror: Path, out: Path) -> None:
+    dogs = files(mirror, Part("jigsawpieces+dog-api-images", "", ".jpg", False))
+    dogs = [item for item in dogs if not re.match(r"n0\d{7}_", Path(item[2]).name)]  # the others are of ImageNet
+    dives = files(mirror, Part("xieyifang0508+fasterrcnn", "VOCdevkit/VOC2007/JPEGImages/", ".jpg", False))
+    receipts = files(mirror, Part("zzzDavid+ICDAR-2019-SROIE", "data/img/", ".jpg", False))
+    wanted = []
+    for kind, items in (("dog", dogs), ("dive", dives), ("receipt", receipts)):
+        large = {path for path, _, content in read(items) if min(Image.open(io.BytesIO(content)).size) >= SHORTEST}
+        kept = [item for item in items if item[2] in large]
+        breeds = sorted({str(Path(item[2]).parent) for item in kept})
+        parts: dict[str, list[Item]] = {"calibrating": [], "judging": []}
+        for number, item in enumerate(kept):
+            judges = {
+                "dog": breeds.index(str(Path(item[2]).parent)) % 2,
+                "dive": number * STRETCHES // len(kept) % 3 == 2,
+                "receipt": number % 2,
+            }
+            parts["judging" if judges[kind] else "calibrating"].append(item)
+        for part, found in parts.items():
+            for number in range(OF_A_KIND):
+                item = found[number * len(found) // OF_A_KIND]
+                wanted.append((f"{part}/{kind}-{number:02d}.jpg", item))
+    place(out, wanted)
 
 
-def place(out: Path, wanted: Iterable[tuple[str, tuple[Path, str, str, bool]]]) -> None:
+def place(out: Path, wanted: Iterable[tuple[str, Item]]) -> None:
     names = {item[2]: (name, item) for name, item in wanted}
     with whole_folder(out) as folder:
         for path, _, content in read([item for _, item in names.values()]):
@@ -94,7 +115,7 @@ def main() -> None:
     parser.add_argument("--mirror", type=Path, required=True, help="where the fetched repositories lie")
     parser.add_argument("--out", type=Path, required=True, help="folder for them, outside the checkout")
     settings = parser.parse_args()
-    for lay_out in (caltech, underwater, davis, davis_frames, everyday):
+    for lay_out in (caltech, underwater, davis, davis_frames, varied):
         target = settings.out / lay_out.__name__
         if target.exists():
             print(f"{target}: there already")

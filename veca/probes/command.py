@@ -64,7 +64,7 @@ def task_probe(name: str, options: Any) -> None:
     kind = find_task(name)
     refuse_file(options.out)
     paper = _paper(name, options)
-    grid = _grid(options)
+    grid = _grid(options, kind.maps)
     task = kind.open(options)
     table = Table(name, options.data.name, task.main, task.better, task.classes, paper=paper)
     table.note(options)
@@ -130,7 +130,7 @@ OTHERS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
 }
 
 
-def _grid(settings: Any) -> Any:
+def _grid(settings: Any, maps: int = 1) -> Any:
     from veca.probes.run import Grid
     from veca.tasks.base.features import Cache
 
@@ -138,7 +138,7 @@ def _grid(settings: Any) -> Any:
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     grid = Grid(
         settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device),
-        cache, settings.share, settings.stride, settings.patches,
+        cache, settings.share, settings.stride, settings.patches, maps,
     )  # fmt: skip
     grid.check()
     return grid
