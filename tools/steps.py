@@ -355,7 +355,7 @@ STEPS = (
     Step("cells-patches", f"{CELLS} {FEWER_CELLS} --out {{out}}", 60, ("cells.csv",), FEW, own_rows("cells.csv")),
     Step(
         "calibrate",
-        "veca calibrate {model} --photos {data}/varied/calibrating --size 448 896 --images 48 --out {out}/model",
+        "veca calibrate {model} --photos {data}/varied/calibrating --size 448 896 --images 36 --out {out}/model",
         20,
         ("model/calibration.json",),
         "--size 56 --images 8",
@@ -377,7 +377,7 @@ STEPS = (
     Step(
         "elastic",
         "python tools/elastic.py --model {model} --teacher {teacher} --photos {data}/varied/judging --sizes 448 896 "
-        "--images 36 --rounds 2 --out {out}",
+        "--images 24 --rounds 2 --dtype bfloat16 --out {out}",
         25,
         ("elastic.csv",),
         "--sizes 112 --images 2 --rounds 1",
