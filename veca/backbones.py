@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from veca.errors import InputError, check_share
 from veca.model import Veca, create_model
@@ -39,7 +37,6 @@ class Backbone:
     share: float = 1.0  # of the patches that its cores read
     stride: float | None = None  # pixels from one feature to the next; None: the patch size
     patches: float | str = 1.0  # share of the grid's that is spent, at mixed scale; what `Veca.forward` takes
-    maps: int = 1  # layers whose patches stand side by side in each feature
 
     @property
     def veca(self) -> Veca:
@@ -62,9 +59,6 @@ class Backbone:
 
     @property
     def width(self) -> int:
-        """Of a patch's feature."""
-        if self.maps > 1:
-            return self.model.embed_dim * len(evenly(self.model.depth, self.maps))
         return self.model.config.feature_width if isinstance(self.model, Veca) else self.model.width
 
     @property
@@ -101,8 +95,6 @@ class Backbone:
             check_share(patches, "--patches")
         if patches != 1 and share < 1:
             raise InputError("--patches and --share do not go together: one spends fewer patches, one reads fewer")
-        if self.maps > 1 and (share < 1 or stride is not None or patches != 1):
-            raise InputError("several layers are read of all patches: leave out --share, --stride and --patches")
         self.share, self.stride, self.patches = share, stride, patches
         return self
 
@@ -120,29 +112,6 @@ def load_backbone(source: str, device: str | torch.device = "cpu", dtype: torch.
     else:
         model = load(source) if is_veca(source) else load_teacher(source)
     return Backbone(Path(source).name or source, model.to(device, dtype).eval().requires_grad_(False), source)
-
-
-def evenly(depth: int, maps: int) -> list[int]:
-    """So many of the layers 1 to `depth`, evenly spread up to the last: 3, 6, 9, 12 of 12."""
-    maps = min(maps, depth)
-    return [depth * number // maps for number in range(1, maps + 1)]
-
-
-def side_by_side(model: Model, images: Tensor, maps: int, cores: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The last global feature (B×D) and cores (B×C×D), and between them the patches after each of these layers, each
-    normalised as the last ones are, in one feature (B×N×(maps·D)).
-    """
-    numbers = [layer - 1 for layer in evenly(model.depth, maps)]
-    if isinstance(model, Veca):
-        both: Any = {"return_class_token": True, "return_extra_tokens": True}
-        found: Any = model.get_intermediate_layers(images, numbers, cores=cores, **both)
-        cls, others = found[-1][1:]
-        return cls, torch.cat([layer[0] for layer in found], dim=-1), torch.cat((cls[:, None], others), dim=1)
-    out = model(images, grid=(images.shape[-2] // model.patch_size, images.shape[-1] // model.patch_size), layers=True)
-    assert out.layers is not None
-    dtype = next(model.parameters()).dtype
-    several = [model.norm(out.layers[number].to(dtype)) for number in numbers]
-    return out.cls, torch.cat(several, dim=-1), out.cls[:, None]
 
 
 def is_veca(source: str) -> bool:

@@ -49,7 +49,7 @@ class Teacher(nn.Module):
                 "use a vision transformer such as DINOv2 or DINOv3"
             )
         self.patch_size: int = patch_size
-        self.width = self.embed_dim = int(config.hidden_size)
+        self.width: int = config.hidden_size
         self.depth: int = config.num_hidden_layers
         self.registers = int(getattr(config, "num_register_tokens", 0) or 0) + EXTRA_TOKENS.get(self.kind, 0)
         self.model = model.eval().requires_grad_(False)
@@ -78,15 +78,6 @@ class Teacher(nn.Module):
             torch.cat([out.patches for out in outputs]),
             torch.cat([out.layers for out in outputs if out.layers is not None], dim=1) if layers else None,
         )
-
-    @property
-    def norm(self) -> nn.Module:
-        """The final one, under the names that transformers has for it."""
-        named = dict(self.model.named_children())
-        found = next((named[name] for name in ("layernorm", "norm", "post_layernorm") if name in named), None)
-        if found is None:
-            raise InputError(f"the teacher {self.name} ({self.kind}) has no final norm to see its layers through")
-        return found
 
     def _run(self, images: Tensor, grid: tuple[int, int], layers: bool) -> TeacherOutput:
         options: dict[str, Any] = {"interpolate_pos_encoding": True} if self.resizes else {}

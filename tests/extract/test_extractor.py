@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from PIL import Image
 
 import veca
-from veca.backbones import Backbone, evenly, load_backbone
+from veca.backbones import Backbone, load_backbone
 from veca.errors import InputError
 from veca.images import MEAN, STD, normalise
 from veca.scan import scanned
@@ -268,43 +267,3 @@ def test_wrong_settings_are_refused_at_once(folder: Path) -> None:
         veca.Extractor(folder, patches=0)
     with pytest.raises(InputError, match="between 1 and this model's patch size 16, not 17"):
         veca.Extractor(folder, stride=17)
-
-
-def test_which_layers_stand_side_by_side() -> None:
-    assert [evenly(depth, 4) for depth in (12, 24, 5, 3)] == [[3, 6, 9, 12], [6, 12, 18, 24], [1, 2, 3, 5], [1, 2, 3]]
-
-
-def test_several_layers_side_by_side(shared: Path) -> None:
-    """Of ours what leaves its blocks, normalised; of a teacher what `transformers` shows; the last is the feature."""
-    images = pictures(2, 28, 42)
-    pixels = torch.from_numpy((images / 255 - np.array(MEAN)) / np.array(STD)).permute(0, 3, 1, 2).float()
-    torch.manual_seed(0)
-    model = veca.create_model("veca_tiny", depth=5, width=32, heads=2, bank=16, patch_size=14).eval()
-    left: list[torch.Tensor] = []
-    for block in model.blocks:
-        block.register_forward_hook(lambda module, given, out: left.append(out[1]))
-    with torch.inference_mode():
-        model(pixels, cores=8)
-        layers = [model.norm(left[number]) for number in (0, 1, 2, 4)]
-    found = veca.Extractor(Backbone("m", model, maps=4), cores=8).compute(images)
-    torch.testing.assert_close(found.patches, torch.cat(layers, dim=-1), atol=1e-5, rtol=0)
-    own = veca.Extractor(model, cores=8).compute(images)
-    for ours, theirs in ((found.cls, own.cls), (found.cores, own.cores), (found.patches[..., -32:], own.patches)):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-
-    backbone = load_backbone(str(shared / "teacher/dav2-small-encoder"))
-    theirs = backbone.model.model  # type: ignore[union-attr]
-    with torch.inference_mode():
-        hidden = theirs(pixels, output_hidden_states=True).hidden_states
-        layers = [theirs.layernorm(hidden[number][:, 1:]) for number in (3, 6, 9, 12)]
-    reading = replace(backbone, maps=4)
-    found = veca.Extractor(reading).compute(images)
-    assert found.patches.shape[-1] == reading.width == 4 * 384
-    torch.testing.assert_close(found.patches, torch.cat(layers, dim=-1), atol=1e-3, rtol=1e-4)
-
-
-def test_several_layers_go_with_all_patches(folder: Path) -> None:
-    backbone = Backbone("m", veca.load(folder), maps=4)
-    for words in ((0.5, None), (1.0, 8), (1.0, None, 0.5)):
-        with pytest.raises(InputError, match="several layers are read of all patches"):
-            backbone.reading(*words)  # type: ignore[arg-type]

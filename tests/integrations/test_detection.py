@@ -58,12 +58,11 @@ def test_a_step_reaches_the_backbone_unless_it_is_frozen(plain: veca.Veca) -> No
 def test_the_loss_is_that_of_our_head_on_the_same_features(plain: veca.Veca) -> None:
     """Two ways to the same numbers: pixels through the whole model, and maps through the head alone."""
     model = build_detector(plain, ["cat", "dog"], size=64, **SHAPE).eval()
-    head = new_head(3 * 48, ["cat", "dog"], **SHAPE).eval()
+    head = new_head(48, ["cat", "dog"], **SHAPE).eval()
     own = {name: tensor for name, tensor in model.state_dict().items() if name in head.state_dict()}
     head.load_state_dict(own)
     images = torch.randn(2, 3, 64, 64)
-    layers = plain.get_intermediate_layers(images, 3, reshape=True)  # all it has; of more, four
-    maps = torch.cat(layers, dim=1)
+    maps = plain(images).patches.transpose(1, 2).unflatten(-1, (8, 8))
     rows = [torch.cat((one["class_labels"][:, None].float(), one["boxes"]), dim=1) for one in labels()]
     torch.testing.assert_close(loss(head, maps, rows), model(images, labels=labels()).loss, rtol=1e-4, atol=1e-4)
 
@@ -130,7 +129,7 @@ def test_a_trained_head_becomes_a_whole_detector(plain: veca.Veca, tmp_path: Pat
     plain.save(tmp_path / "model")
     task = Detect(CocoData(("cat", "dog"), (), (), ()))
     task.shape = dict(SHAPE)
-    head = new_head(3 * 48, task.classes, **SHAPE).eval()
+    head = new_head(48, task.classes, **SHAPE).eval()
     with torch.no_grad():
         head.class_embed.bias.fill_(1.0)  # sure of everything, so that all is answered
     saved = task.saved_head(head)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veca.backbones import AUTO, Backbone, Model, load_backbone, side_by_side
+from veca.backbones import AUTO, Backbone, Model, load_backbone
 from veca.devices import no_memory, pick_device, pick_dtype
 from veca.errors import InputError, check_share
 from veca.extract.sources import COLUMNS, image_column
@@ -188,12 +188,9 @@ class Extractor:
         backbone, patch = self.backbone, self.patch_size
         images = normalise(pixels.to(backbone.device)).to(backbone.dtype)
         grid = (images.shape[-2] // patch, images.shape[-1] // patch)
-        count = [grid[0] * grid[1]] * len(images)
-        if backbone.maps > 1:
-            cls, several, bank = side_by_side(backbone.model, images, backbone.maps, cores)
-            return Features(cls.float(), several.float(), grid, bank.float(), count)
         if not isinstance(backbone.model, Veca):
             seen = backbone.model(images, grid=grid)
+            count = [grid[0] * grid[1]] * len(images)
             return Features(seen.cls.float(), seen.patches.float(), grid, seen.cls.float()[:, None], count)
         if backbone.share < 1 or backbone.stride is not None:
             out = scanned(backbone.model, images, cores, backbone.share, backbone.stride, backbone.patches)

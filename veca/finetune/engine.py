@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veca.backbones import Backbone, side_by_side
 from veca.devices import fast_bfloat16
 from veca.errors import InputError
 from veca.files import lock_folder, write_json
@@ -49,8 +48,7 @@ def run(model: Veca, task: Task, settings: FineTuneOptions, side: int, command: 
     budgets, weights = training_budgets(settings, model.config.bank)
     scored = score_budgets(settings, budgets, model.config.bank)
     torch.manual_seed(random_at(settings.seed, "head").getrandbits(63))
-    width = Backbone("", model, maps=task.maps).width
-    head = (trained_head(model, task, settings, width) or task.new_head(width)).to(ranks.device)
+    head = (trained_head(model, task, settings) or task.new_head(model.config.feature_width)).to(ranks.device)
     model.to(ranks.device).requires_grad_(not settings.head_only)
     optimiser = build_optimiser(model, head, settings)
     count = len(task.parts["train"])
@@ -140,7 +138,7 @@ class FineTuner:
         self.head.train()
         torch.manual_seed(random_at(settings.seed, "positions", step).getrandbits(63))  # the jitter of positions
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-            seen = look_with(self.model, self.budget, self.task.maps)(images.to(self.device))
+            seen = look_with(self.model, self.budget)(images.to(self.device))
             loss = self.task.loss(self.head, seen, labels)
         torch.autograd.backward(loss)
         self.losses.append(float(loss.detach()))
@@ -184,7 +182,7 @@ class FineTuner:
         """`finish` writes the weights, with their test scores."""
 
 
-def trained_head(model: Veca, task: Task, settings: FineTuneOptions, width: int) -> nn.Module | None:
+def trained_head(model: Veca, task: Task, settings: FineTuneOptions) -> nn.Module | None:
     """The head of a probe to begin with; it must fit the data, and the weights it was trained on."""
     if settings.start_head is None:
         return None
@@ -193,8 +191,6 @@ def trained_head(model: Veca, task: Task, settings: FineTuneOptions, width: int)
         raise InputError(f"--start-head {settings.start_head}: not a head for the classes of {settings.data}")
     if given.about["weights"] != weights_digest(model):
         raise InputError(f"--start-head {settings.start_head}: not trained on the weights of {settings.model}")
-    if given.about.get("width", width) != width:
-        raise InputError(f"--start-head {settings.start_head}: for features {given.about['width']} wide, not {width}")
     return task.module(given)
 
 
@@ -271,10 +267,8 @@ def build_optimiser(model: Veca, head: nn.Module, settings: FineTuneOptions) -> 
     )
 
 
-def look_with(model: Veca, cores: int, maps: int) -> Look:
+def look_with(model: Veca, cores: int) -> Look:
     def look(images: Tensor) -> Seen:
-        if maps > 1:
-            return Seen(*side_by_side(model, normalise(images), maps, cores))
         out = model(normalise(images), cores=cores)
         return Seen(out.cls, out.patches, out.cores)
 
@@ -284,7 +278,7 @@ def look_with(model: Veca, cores: int, maps: int) -> Look:
 def evaluate(model: Veca, head: nn.Module, task: Task, part: str, cores: int, side: int) -> dict[str, Any]:
     model.eval()
     head.eval()
-    return task.score(head, look_with(model, cores, task.maps), part, side)
+    return task.score(head, look_with(model, cores), part, side)
 
 
 def is_better(score: float, best: float | None, better: str) -> bool:

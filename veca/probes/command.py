@@ -64,7 +64,7 @@ def task_probe(name: str, options: Any) -> None:
     kind = find_task(name)
     refuse_file(options.out)
     paper = _paper(name, options)
-    grid = _grid(options, kind.maps)
+    grid = _grid(options)
     task = kind.open(options)
     table = Table(name, options.data.name, task.main, task.better, task.classes, paper=paper)
     table.note(options)
@@ -130,7 +130,7 @@ OTHERS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
 }
 
 
-def _grid(settings: Any, maps: int = 1) -> Any:
+def _grid(settings: Any) -> Any:
     from veca.probes.run import Grid
     from veca.tasks.base.features import Cache
 
@@ -138,7 +138,7 @@ def _grid(settings: Any, maps: int = 1) -> Any:
     cache = Cache(settings.cache, settings.cache_gb * 1e9)
     grid = Grid(
         settings.model, settings.size, settings.cores, settings.seeds, device, pick_dtype(settings.dtype, device),
-        cache, settings.share, settings.stride, settings.patches, maps,
+        cache, settings.share, settings.stride, settings.patches,
     )  # fmt: skip
     grid.check()
     return grid

@@ -41,7 +41,6 @@ class Grid:
     share: float = 1.0
     stride: float | None = None
     patches: tuple[float | str, ...] = (1.0,)
-    maps: int = 1
 
     def check(self) -> None:
         """Refuse what cannot work before the long work: each model is loaded once and let go again."""
@@ -52,14 +51,15 @@ class Grid:
         if not self.patches:
             raise InputError("--patches is a list of shares, such as 1,0.5")
         for source in self.models:
-            backbone = replace(load_backbone(source), maps=self.maps)
+            backbone = load_backbone(source)
             for patches in backbone.shares(self.patches):
                 backbone.reading(self.share, self.stride, patches).budgets(self.cores)
 
     def cells(self) -> Iterator[tuple[Backbone, int, CachedExtractor]]:
         """Every model at every size, share of its patches and budget; one model is in memory at a time."""
         for source, name in zip(self.models, short_names(self.models), strict=True):
-            whole = replace(load_backbone(source, self.device, self.dtype), name=name, maps=self.maps)
+            whole = load_backbone(source, self.device, self.dtype)
+            whole.name = name
             backbones = [replace(whole).reading(self.share, self.stride, part) for part in whole.shares(self.patches)]
             for size, backbone in product(self.sizes, backbones):
                 for cores in backbone.budgets(self.cores):

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 from transformers import RfDetrConfig, RfDetrForObjectDetection
 
-from veca.backbones import evenly
 from veca.errors import InputError
 from veca.integrations.transformers.configuration import VecaConfig
 from veca.integrations.transformers.modeling import VecaBackbone
@@ -22,7 +21,6 @@ from veca.integrations.transformers.processing import VecaImageProcessor
 from veca.model import Veca
 from veca.remote import DETECTOR_MAP, write_code
 from veca.tasks.detect import head as rf_detr
-from veca.tasks.detect.head import MAPS
 from veca.weights import load, processor_fits
 
 QUERIES, GROUPS, LAYERS = 100, 1, 3  # what `veca finetune detect` takes, too; a GPU has room for 300 and 13
@@ -111,8 +109,8 @@ def build_detector(
 ) -> VecaForObjectDetection:
     """A fresh detector on trained features: a name or folder as `veca.load` takes it, or a model (shared, not copied).
 
-    `cores` is its budget, `size` the side that its image processor resizes to. It reads four layers, evenly spread up
-    to the last, or the layers `out_indices` (1 to the depth). `settings` are `RfDetrConfig`'s.
+    `cores` is its budget, `size` the side that its image processor resizes to. It reads the last layer, or the layers
+    `out_indices` (1 to the depth). `settings` are `RfDetrConfig`'s.
     """
     plain = load(model) if isinstance(model, str) else model
     if plain.config.out_width is not None:
@@ -120,7 +118,7 @@ def build_detector(
     if not classes:
         raise InputError("name the classes: build_detector(model, classes=['cat', 'dog'])")
     side = max(1, round(size / plain.patch_size)) * plain.patch_size
-    maps = list(out_indices) if out_indices is not None else evenly(plain.config.depth, MAPS)
+    maps = list(out_indices) if out_indices is not None else [plain.config.depth]
     backbone = VecaConfig.from_plain(
         plain, out_indices=maps, image_size=side, **({} if cores is None else {"cores": cores})
     )

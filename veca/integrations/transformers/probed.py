@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from veca.backbones import evenly
 from veca.errors import InputError
 from veca.integrations.transformers.detection import build_detector, detector_processor
 from veca.integrations.transformers.heads import (
@@ -64,7 +63,6 @@ def detector(head: ModuleHead, plain: Veca) -> tuple[Any, VecaImageProcessor]:
     """A whole RF-DETR: the head's tensors have the same names in it."""
     module, about = Detect.module(head), head.about  # which checks them
     shape = {name: about[name] for name in ("queries", "groups", "layers")}
-    read = evenly(plain.depth, max(1, about["width"] // plain.embed_dim))
-    built = build_detector(plain, about["classes"], cores=about["cores"], size=about["size"], out_indices=read, **shape)
+    built = build_detector(plain, about["classes"], cores=about["cores"], size=about["size"], **shape)
     built.load_state_dict({**built.state_dict(), **module.state_dict()})
     return built.eval(), detector_processor(plain.patch_size, about["size"])

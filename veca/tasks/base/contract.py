@@ -53,7 +53,6 @@ class Task(ABC):
     main: str  # the metric that chooses, and that plots show
     better: str  # higher or lower
     classes: list[str]  # empty where there are none
-    maps: ClassVar[int] = 1  # layers whose patches its heads read side by side, evenly spread up to the last
     linear: ClassVar[bool] = True  # whether its saved heads are a `Head`; else each is a `ModuleHead`
     parts: dict[str, Sequence[Any]]  # examples: train, validation (perhaps empty) and test
 

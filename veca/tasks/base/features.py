@@ -215,8 +215,6 @@ class CachedExtractor:
             words += [self.backbone.share, self.backbone.stride]
         if self.backbone.patches != 1:
             words += ["patches", self.backbone.patches]
-        if self.backbone.maps > 1:
-            words += ["maps", self.backbone.maps]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:40]
 
 

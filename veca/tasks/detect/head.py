@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from veca.errors import InputError, require
 
-MAPS = 4  # layers of a backbone that a detector reads, as RF-DETR does with its own
-
 
 class Through(nn.Module):
     """In the place of a backbone, where the maps are there already."""

@@ -1,7 +1,6 @@
 """The task: photos with boxes → a view squeezed into a square → patch features → RF-DETR → boxes, scored by mAP.
 
-head.json has, beside what every head has: `classes`, `width` (of all layers it reads, side by side),
-`queries`, `groups` and `layers` of the decoder.
+head.json has, beside what every head has: `classes`, `width` (D), `queries`, `groups` and `layers` of the decoder.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ class DetectorOptions:
 
 @dataclass
 class DetectProbe(DetectorOptions, ProbeOptions):
-    """Train a detector (RF-DETR) on frozen patch features of four layers, computed once: mAP, AP of each class.
+    """Train a detector (RF-DETR) on frozen patch features, computed once: mAP, AP of each class.
 
     DIR holds train.json and test.json (or val.json) in COCO's format with the photos in train/ and test/, COCO's own
     annotations/ and train2017/, or YOLO's images/train/ and labels/train/ with classes.txt. Photos are squeezed into a
@@ -105,7 +104,6 @@ class Detect(Task):
     name, summary = "detect", "a detector (RF-DETR) on the patches; boxes as COCO's JSON or YOLO's text files"
     probe_options, finetune_options = DetectProbe, DetectFineTune
     main, better, linear = "mAP", "higher", False
-    maps = rf_detr.MAPS
 
     def __init__(self, data: CocoData, options: Any = None) -> None:
         chosen = options or DetectorOptions()
@@ -248,10 +246,7 @@ class Detect(Task):
         detector = cls.module(head).to(backbone.device).eval()
         image = open_image(path)
         view = View(path, None, head.about["size"], None)
-        reading = replace(backbone, maps=max(1, head.about["width"] // backbone.width))
-        if reading.width != head.about["width"]:
-            raise InputError(f"head.json: a head for features {head.about['width']} wide, not {reading.width}")
-        seen = Extractor(reading, cores=head.about["cores"]).compute(view.pixels()[None])
+        seen = Extractor(backbone, cores=head.about["cores"]).compute(view.pixels()[None])
         with torch.inference_mode():
             out = detector(rf_detr.on_map(seen.patches))
         scores, labels, corners = rf_detr.decode(out.logits, out.pred_boxes)[0]
