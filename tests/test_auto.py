@@ -131,11 +131,29 @@ def test_a_line_falls_and_has_a_quarter_below_it() -> None:
     lost = source.random(400)
     seen = np.log1p(lost / 0.005)
     cosines = 0.99 - 0.01 * seen + source.normal(0, 0.01, 400)
-    top, slope = fit(lost.tolist(), cosines.tolist())
+    top, slope, relief = fit(lost.tolist(), [1.0] * 400, cosines.tolist())
+    assert relief == 0  # all are as busy
     assert slope == pytest.approx(-np.polyfit(seen, cosines, 1)[0], abs=1e-5)
     assert (cosines < top - slope * seen).mean() == pytest.approx(SAFETY, abs=0.005)
-    assert fit([0.0, 1.0], [0.5, 0.9])[1] == 0  # a rising line would reward what is lost
-    assert fit([1.0, 1.0], [0.8, 0.8]) == (0.8, 0.0)
+    assert fit([0.0, 1.0], [0.0, 1.0], [0.5, 0.9])[1] == 0  # a rising line would reward what is lost
+    assert fit([1.0, 1.0], [1.0, 1.0], [0.8, 0.8]) == (0.8, 0.0, 0.0)
+
+
+def test_what_is_lost_counts_less_where_all_is_busy() -> None:
+    source = np.random.default_rng(0)
+    most = source.random(400)
+    lost = most * source.random(400)
+    seen = np.log1p(np.stack([lost, most]) / 0.005)
+    cosines = 0.97 - 0.02 * seen[0] + 0.01 * seen[1] + source.normal(0, 0.001, 400)
+    line = Line(448, 8, 0.5, *fit(lost.tolist(), most.tolist(), cosines.tolist()))
+    plain = np.linalg.lstsq(np.stack([-seen[0], seen[1], np.ones(400)], axis=1), cosines, rcond=None)[0]
+    assert (line.slope, line.relief) == pytest.approx(tuple(plain[:2]), abs=1e-5)
+    said = np.array([line.at(*pair) for pair in zip(lost, most, strict=True)])
+    assert (cosines < said).mean() == pytest.approx(SAFETY, abs=0.005)
+    wrong = fit(lost.tolist(), most.tolist(), (0.99 - 0.02 * seen[0] - 0.01 * seen[1]).tolist())
+    assert wrong[2] == 0
+    assert fit(lost[:12].tolist(), most[:12].tolist(), cosines[:12].tolist())[2] == 0  # of so few nobody can tell
+    assert line._replace(cosine=2.0).at(0.0, 0.0) == 1
 
 
 def test_it_is_measured_against_the_full_pass() -> None:
@@ -148,7 +166,8 @@ def test_it_is_measured_against_the_full_pass() -> None:
         both = [(model(photo).patches[0], model(photo, cores=4, patches=0.5).patches[0]) for photo in photos]
     cosines = [float(torch.cosine_similarity(*pair, dim=-1).mean()) for pair in both]
     lost = [float(Busy(photo, model.patch_size).lost(0.5)) for photo in photos]
-    assert (line.cosine, line.slope) == fit(lost, cosines)
+    most = [float(Busy(photo, model.patch_size).lost(1.0)) for photo in photos]
+    assert (line.cosine, line.slope, line.relief) == fit(lost, most, cosines)
 
 
 def test_a_model_folder_keeps_it(model: Veca, tmp_path: Path) -> None:
@@ -181,6 +200,7 @@ SETTING = {"size": 448, "cores": 8, "patches": 0.5, "cosine": 0.9, "slope": 0.1}
                 {"patches": "1"},
                 {"cosine": float("nan")},
                 {"slope": -1},
+                {"relief": -1},
                 {"more": 1},
             )
         ),

@@ -367,11 +367,14 @@ STEPS = (
             minutes,
             "--size 112 --cores 8 --steps 5",
         )
-        for side, sizes, long in ((448, "196,266,322,378", 1), (896, "406,532,630,756", 4))
+        for side, shares, sizes, cores, long in (
+            (448, "1,0.7,0.5,0.35,0.2,auto", "196,266,322,378", "8,32", 1),
+            (896, "1,0.7,0.5,0.2,auto", "406,532,630", "8", 3),
+        )
         for knob, flags, minutes in (
-            ("elastic", f"--model {{model}} --cores 64 --size {side} --patches 1,0.7,0.5,0.35,0.2,auto", 8 * long),
-            ("smaller", f"--model {{model}} --cores 64 --size {sizes}", 4 * long),
-            ("cores", f"--model {{teacher}} --model {{model}} --cores 8,32 --size {side}", 6 * long),
+            ("elastic", f"--model {{model}} --cores 64 --size {side} --patches {shares}", 12 * long),
+            ("smaller", f"--model {{model}} --cores 64 --size {sizes}", 5 * long),
+            ("cores", f"--model {{teacher}} --model {{model}} --cores {cores} --size {side}", 10 * long),
         )
     ),
     Step(

@@ -1,8 +1,9 @@
 """A budget that chooses itself: `model(images, cores="auto", patches="auto", tolerance=0.98)`.
 
 For a ladder of settings, `veca calibrate` has measured on photographs how near the dense features stay to the full
-pass (all cores, all patches), and fitted that cosine as a line that falls with the logarithm of one signal that costs
-next to nothing: how much of an image's pixels the cells of that share lose. A line is lowered until only a quarter of
+pass (all cores, all patches), and fitted that cosine as a line that falls with the logarithm of a signal that costs
+next to nothing: how much of an image's pixels the cells of that share lose; and rises with that of how much the
+coarsest would lose, because where all is busy the same loss counts for less. A line is lowered until only a quarter of
 the photographs lie below. Between two shares, and between two sizes, lies what lies between their lines. An image gets
 the setting with the fewest tokens that is still expected above the tolerance.
 
@@ -47,9 +48,11 @@ class Line(NamedTuple):
     """to the full pass, of an image that loses nothing"""
     slope: float
     """how much less, by the logarithm of the pixels lost (`signal`)"""
+    relief: float = 0.0
+    """how much more, by that of what the coarsest cells lose"""
 
-    def at(self, lost: float) -> float:
-        return self.cosine - self.slope * signal(lost)
+    def at(self, lost: float, most: float) -> float:
+        return min(1.0, self.cosine - self.slope * signal(lost) + self.relief * signal(most))
 
 
 def signal(lost: float) -> float:
@@ -87,10 +90,10 @@ class Calibration(NamedTuple):
     def ladder(self, busy: Busy, image: int, budget: int) -> list[tuple[float, float]]:
         """Every share that was measured with so many cores, and the cosine to expect of it for an image."""
         lines = [line for line in self.lines if line.cores == budget]
-        steps = []
+        most, steps = float(busy.lost(1.0)[image]), []
         for share in sorted({line.patches for line in lines}):
             lost = float(busy.lost(share)[image])
-            here = sorted((math.log(line.size), line.at(lost)) for line in lines if line.patches == share)
+            here = sorted((math.log(line.size), line.at(lost, most)) for line in lines if line.patches == share)
             sizes, cosines = zip(*here, strict=True)
             steps.append((share, float(np.interp(math.log(busy.side), sizes, cosines))))
         return steps
@@ -167,7 +170,7 @@ def read(folder: Path, bank: int) -> Calibration | None:
         for line in lines:
             whole = type(line.cores) is type(line.size) is int and 1 <= line.cores <= bank and line.size >= 1
             numbers = all(type(value) in (int, float) and math.isfinite(value) for value in line)
-            if not whole or not numbers or not 0 < line.patches <= 1 or line.slope < 0:
+            if not whole or not numbers or not 0 < line.patches <= 1 or min(line.slope, line.relief) < 0:
                 raise ValueError(f"a setting of {line.cores!r:.20} cores and {line.patches!r:.20} of the patches")
         if not lines or type(values["photos"]) is not int:
             raise ValueError("no settings, or no number of photographs")

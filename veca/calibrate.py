@@ -75,16 +75,26 @@ def calibrate(model: Veca, photos: Iterable[Tensor], size: int) -> list[Line]:  
         found.append([float(torch.cosine_similarity(out, full, dim=-1).mean()) for out in outs])
     lines = [Line(size, bank, 1.0, 1.0, 0.0)]
     for (cores, share), cosines in zip(settings, zip(*found, strict=True), strict=True):
-        lines.append(Line(size, cores, share, *fit([own[share] for own in lost], cosines)))
+        lines.append(Line(size, cores, share, *fit([own[share] for own in lost], [own[1.0] for own in lost], cosines)))
     return lines
 
 
-def fit(lost: Sequence[float], cosines: Sequence[float]) -> tuple[float, float]:
-    """Cosine at no loss, and slope, of the falling line by least squares, lowered until only SAFETY lie below."""
-    x, y = np.asarray([signal(own) for own in lost]), np.asarray(cosines, np.float64)
-    spread = float(((x - x.mean()) ** 2).sum())
-    slope = max(0.0, -float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 0.0
-    return round(float(np.quantile(y + slope * x, SAFETY)), 6), round(slope, 6)
+def fit(lost: Sequence[float], most: Sequence[float], cosines: Sequence[float]) -> tuple[float, float, float]:
+    """Cosine at no loss, slope and relief by least squares, lowered until only SAFETY lie below.
+
+    What has the wrong sign, or cannot be told from so few photographs, is left out.
+    """
+    y = np.asarray(cosines, np.float64)
+    falls, rises = (np.asarray([signal(own) for own in values]) for values in (lost, most))
+    slope = relief = 0.0
+    for columns in ([-falls, rises], [-falls]) if len(y) >= 2 * FEWEST else ([-falls],):
+        centred = np.stack([column - column.mean() for column in columns], axis=1)
+        found, _, rank, _ = np.linalg.lstsq(centred, y - y.mean(), rcond=None)
+        if rank == len(columns) and found.min() >= 0:
+            slope, relief = float(found[0]), float(found[1]) if len(columns) > 1 else 0.0
+            break
+    level = float(np.quantile(y + slope * falls - relief * rises, SAFETY))
+    return round(level, 6), round(slope, 6), round(relief, 6)
 
 
 def main(arguments: list[str]) -> None:
