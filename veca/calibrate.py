@@ -52,7 +52,7 @@ class Calibrate:
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """write a copy of the model with its calibration there"""
     dtype: Dtype = "auto"
-    """to compute in; auto: bfloat16 where the CPU computes in it, a third of the time"""
+    """to compute in; auto: bfloat16 where the CPU computes in it, which is quicker"""
 
 
 def budgets(bank: int) -> list[int]:
